@@ -1,0 +1,2 @@
+//! The `calla` program.
+fn main() {}
