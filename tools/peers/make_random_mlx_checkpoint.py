@@ -16,9 +16,10 @@ Under OUT it writes
 
 The shape comes from a preset, then a JSON file of config.json's names (`--shape`), then the
 options. Widths and group sizes may differ by module: `--bits-for 'self_attn.q_proj=3:32'` gives
-every module whose MLX path matches the regular expression 3 bits in groups of 32, and `=none` leaves
-it in bf16; the first match counts. Modules that nothing matches follow MLX-LM's rule for the family:
-the routers and shared-expert gates have 8 bits in groups of 64, the rest `--bits`, `--group-size`.
+3 bits in groups of 32 to every module whose MLX path matches the regular expression, and `=none`
+leaves it in bf16; the first match counts. Modules that nothing matches follow MLX-LM's rule for the
+family: routers and shared-expert gates have 8 bits in groups of 64, the rest `--bits` and
+`--group-size`.
 
 All weights are random; nothing is downloaded. Goldens are in float32 because in bf16 a random
 router picks other experts on rounding noise alone.
@@ -28,6 +29,7 @@ import argparse
 import json
 import re
 import shutil
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -474,8 +476,11 @@ def chosen_shape(args: argparse.Namespace) -> dict[str, int]:
 def main() -> None:
     args = parse_arguments()
     mx.set_default_device(mx.cpu)
-    shape = chosen_shape(args)
-    rules = [BitsRule.parse(text, args.group_size) for text in args.bits_for]
+    try:
+        shape = chosen_shape(args)
+        rules = [BitsRule.parse(text, args.group_size) for text in args.bits_for]
+    except ValueError as error:
+        sys.exit(f"error: {error}")
     write_source(args.out / "src", shape, args.seed)
     convert(args.out / "src", args.out / "mlx", args.bits, args.group_size, rules)
     ids = prompt_ids(shape["vocab_size"], args.prompt_len, args.seed)
