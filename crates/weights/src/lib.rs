@@ -1,1 +1,23 @@
-//! calla: weights.
+//! Checkpoint files: opened and checked, loaded as views, described, verified, and made.
+//!
+//! Nothing that a file says is believed before the file's own size proves it, no allocation is larger
+//! than the file asks and is, and no weight is copied that can be used where it lies. This crate never
+//! computes an activation and knows no backend.
+
+mod checkpoint;
+mod error;
+pub mod header;
+mod index;
+mod layout;
+mod load;
+mod norms;
+mod repository;
+mod resolve;
+mod shard;
+#[cfg(unix)]
+mod sigbus;
+
+pub use checkpoint::Checkpoint;
+pub use error::{Error, TensorName};
+pub use layout::{Layout, NormConvention};
+pub use load::LoadReport;

@@ -1,0 +1,42 @@
+//! Checkpoints as other programs write them load, in every layout.
+
+use calla_model::network::Mixer;
+use calla_model::{AffineFormat, MatrixData};
+use calla_weights::{Checkpoint, Layout, NormConvention};
+use std::path::{Path, PathBuf};
+
+fn workspace() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
+}
+
+#[test]
+fn the_demo_checkpoint_loads() {
+    let checkpoint = Checkpoint::open(workspace().join("demo")).unwrap();
+    assert_eq!(checkpoint.shape(), &calla_model::Shape::demo());
+    let (network, report) = checkpoint.load_with_report().unwrap();
+    assert_eq!(report.layout, Layout::Mlx);
+    assert_eq!(report.mtp_norms, Some(NormConvention::Full));
+    // Its header has an odd length (MLX does not pad it), so every matrix lies at an odd address.
+    assert!(report.repacked_bytes > report.text_bytes * 9 / 10, "{report:?}");
+    assert_eq!(report.warnings, [""; 0]);
+    assert_eq!(network.layers.len(), 8);
+    assert!(network.mtp.is_some());
+    let gate = network.layers[0].moe.gate.data();
+    assert!(matches!(gate, MatrixData::Affine { format: AffineFormat::Q8_64, .. }));
+    let up = &network.layers[3].moe.up_proj;
+    assert_eq!((up.count(), up.rows(), up.cols()), (32, 64, 256));
+    let Mixer::DeltaNet(delta) = &network.layers[0].mixer else { panic!("layer 0 is DeltaNet") };
+    assert_eq!(delta.conv1d.len(), 1024 * 4);
+}
+
+#[test]
+fn a_checkpoint_by_another_converter_loads() {
+    let dir = workspace().join("../shared/tiny");
+    if !dir.exists() {
+        println!("skipped: {} is not there", dir.display());
+        return;
+    }
+    let (network, report) = Checkpoint::open(dir).unwrap().load_with_report().unwrap();
+    assert_eq!(report.layout, Layout::Mlx);
+    assert!(network.mtp.is_none());
+}
