@@ -1,2 +1,65 @@
-//! The chores of the project.
-fn main() {}
+//! The chores of the project as a program: the same commands on a developer's machine and in CI.
+
+mod fixtures;
+mod fuzz;
+mod install;
+mod report;
+mod rust_tests;
+mod test;
+mod tidy;
+
+use clap::{Parser, Subcommand};
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+#[derive(Parser)]
+#[command(name = "cargo xtask", about = "The chores of calla")]
+struct Args {
+    #[command(subcommand)]
+    chore: Chore,
+}
+
+#[derive(Subcommand)]
+enum Chore {
+    /// Run everything that CI runs: format, lints, tidy, tests, documentation, peers' checks, fuzz smoke.
+    Test {
+        /// First install what the tests need (apt and pip packages). Without it nothing is installed, and
+        /// what a missing package forbids is skipped with the reason.
+        #[arg(long)]
+        install: bool,
+        /// Run only steps whose name contains this.
+        #[arg(long)]
+        only: Option<String>,
+    },
+    /// Check the house rules: module docs, crate edges, links, file sizes.
+    Tidy,
+    /// Run each fuzz target for a while.
+    Fuzz {
+        /// Seconds for each target.
+        #[arg(long, default_value_t = 600)]
+        seconds: u64,
+    },
+}
+
+fn main() -> ExitCode {
+    let result = match Args::parse().chore {
+        Chore::Test { install, only } => test::run_all(install, only.as_deref()),
+        Chore::Tidy => tidy::run().map(|()| true),
+        Chore::Fuzz { seconds } => fuzz::run_targets(seconds).map(|()| true),
+    };
+    match result {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// Root of the workspace.
+fn root() -> PathBuf {
+    PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/.."))
+        .canonicalize()
+        .expect("the directory that this program was built from")
+}
