@@ -8,16 +8,22 @@ mod checkpoint;
 mod error;
 pub mod header;
 mod index;
+pub mod inspect;
 mod layout;
 mod load;
 mod norms;
+pub mod quantize;
 mod repository;
 mod resolve;
 mod shard;
 #[cfg(unix)]
 mod sigbus;
+pub mod verify;
 
 pub use checkpoint::Checkpoint;
 pub use error::{Error, TensorName};
+pub use inspect::inspect;
 pub use layout::{Layout, NormConvention};
 pub use load::LoadReport;
+pub use quantize::quantize;
+pub use verify::verify;

@@ -37,6 +37,13 @@ pub(crate) enum Stored<'a> {
 }
 
 impl<'a> Stored<'a> {
+    pub(crate) fn tensors(&self) -> Vec<Tensor<'a>> {
+        match *self {
+            Self::Dense { values, .. } => vec![values],
+            Self::Affine { packed, scales, biases, .. } => vec![packed, scales, biases],
+        }
+    }
+
     /// Name of its main tensor.
     pub(crate) fn name(&self) -> TensorName {
         match self {
