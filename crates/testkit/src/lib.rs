@@ -1,1 +1,22 @@
-//! calla: testkit.
+//! What tests of several crates share: seeded random models and batches, comparisons that NaN cannot pass,
+//! and the conformance suite that every backend must pass.
+//!
+//! For tests only: functions here panic, with a message that says where and how much, when what they check
+//! does not hold. No crate depends on this one but in `[dev-dependencies]`.
+
+pub mod batches;
+pub mod compare;
+pub mod composed;
+pub mod conformance;
+mod corners;
+pub mod networks;
+pub mod operations;
+pub mod places;
+pub mod random;
+pub mod shapes;
+pub mod tolerance;
+pub mod weights;
+
+pub use composed::Composed;
+pub use random::Random;
+pub use tolerance::Tolerance;
