@@ -18,6 +18,7 @@ mod resolve;
 mod shard;
 #[cfg(unix)]
 mod sigbus;
+pub mod synth;
 pub mod verify;
 
 pub use checkpoint::Checkpoint;
@@ -26,4 +27,5 @@ pub use inspect::inspect;
 pub use layout::{Layout, NormConvention};
 pub use load::LoadReport;
 pub use quantize::quantize;
+pub use synth::synth;
 pub use verify::verify;
