@@ -1,0 +1,267 @@
+//! `calla chat`: a conversation, turn by turn.
+
+mod command;
+mod line_reader;
+mod transcript;
+
+use crate::args::ChatArgs;
+use crate::input;
+use crate::load::Model;
+use crate::output;
+use crate::reply_printer::ReplyPrinter;
+use crate::run::{self, End, Outcome, Task};
+use crate::sampling;
+use calla_engine::{EngineError, Sampling};
+use calla_text::{ChatTemplate, RenderOptions, ReplyForm, normalise};
+use command::Input;
+use line_reader::LineReader;
+use signal_hook::consts::SIGINT;
+use signal_hook::flag;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use transcript::Transcript;
+
+/// Runs the command.
+pub(crate) fn run(args: &ChatArgs) -> anyhow::Result<()> {
+    sampling::check(&args.sampling)?;
+    let transcript = start_transcript(args)?;
+    let model = Model::load(&args.model)?;
+    let mut chat = Chat {
+        template: model.template()?,
+        sampling: sampling::from_defaults(&args.sampling, &model.defaults)?,
+        enable_thinking: args.think.enable_thinking(),
+        model,
+        transcript,
+        args,
+        signals: Signals::install()?,
+    };
+    let mut lines = LineReader::new()?;
+    if lines.is_interactive() {
+        chat.greet();
+    }
+    while let Some(line) = lines.next()? {
+        if !chat.take(command::parse(&line))? {
+            break;
+        }
+    }
+    Ok(())
+}
+
+fn start_transcript(args: &ChatArgs) -> anyhow::Result<Transcript> {
+    let mut transcript = match &args.messages {
+        Some(file) => Transcript::from_conversation(input::conversation(Some(file))?),
+        None => Transcript::default(),
+    };
+    if let Some(file) = &args.tools {
+        transcript.tools = input::tools(file)?;
+    }
+    if args.system.is_some() {
+        transcript.system.clone_from(&args.system);
+    }
+    Ok(transcript)
+}
+
+struct Chat<'a> {
+    model: Model,
+    template: ChatTemplate,
+    sampling: Sampling,
+    /// `None` leaves it to the template.
+    enable_thinking: Option<bool>,
+    transcript: Transcript,
+    args: &'a ChatArgs,
+    signals: Signals,
+}
+
+impl Chat<'_> {
+    fn greet(&self) {
+        let name = self.model.dir.file_name().map_or(self.model.dir.as_os_str(), |name| name);
+        output::note(&format!(
+            "calla {}: {} on {}, context {} tokens. /help lists commands.",
+            env!("CARGO_PKG_VERSION"),
+            name.to_string_lossy(),
+            self.model.device,
+            self.model.session.context_length()
+        ));
+    }
+
+    /// Does what a line asks for; `false` to leave. An error that a line brings about is told, and the chat
+    /// goes on.
+    fn take(&mut self, input: Input) -> anyhow::Result<bool> {
+        match input {
+            Input::Empty => {}
+            Input::Exit => return Ok(false),
+            Input::Help => output::note(command::HELP),
+            Input::Wrong(text) => output::note(&text),
+            Input::Stats => self.show_stats(),
+            Input::Reset => {
+                self.transcript.reset();
+                self.model.session.reset();
+                output::note("the conversation is forgotten");
+            }
+            Input::System(None) => match &self.transcript.system {
+                Some(text) => output::note(&format!("system message: {text}")),
+                None => output::note("there is no system message"),
+            },
+            Input::System(Some(text)) => {
+                self.transcript.system = Some(text).filter(|text| text != "-");
+                let done = if self.transcript.system.is_some() { "set" } else { "removed" };
+                output::note(&format!("system message {done}"));
+            }
+            Input::Think(on) => {
+                self.enable_thinking = Some(on);
+                output::note(if on { "thinking is on" } else { "thinking is off" });
+            }
+            Input::Save { path, overwrite } => match self.transcript.save(&path, overwrite) {
+                Ok(path) => output::note(&format!("saved to {}", path.display())),
+                Err(error) => output::note_error(&error),
+            },
+            Input::ToolResult(text) => match self.transcript.add_tool_result(text) {
+                None => output::note("the model waits for no result of a tool"),
+                Some(0) => self.answer()?,
+                Some(more) => output::note(&format!("{more} more to answer with /tool")),
+            },
+            Input::Message(text) => {
+                self.transcript.add_user(text);
+                self.answer()?;
+            }
+        }
+        Ok(true)
+    }
+
+    /// Lets the model answer the last message. What keeps it from answering is told, and the message is
+    /// taken back.
+    fn answer(&mut self) -> anyhow::Result<()> {
+        let outcome = match self.generate() {
+            Ok(outcome) => outcome,
+            Err(error) if error.downcast_ref::<std::io::Error>().is_some() => return Err(error),
+            Err(error) => {
+                self.transcript.take_back();
+                output::note_error(&error);
+                if let Some(EngineError::ContextLength { .. }) = error.downcast_ref() {
+                    output::note("/reset starts a new conversation; --ctx gives a longer context");
+                }
+                return Ok(());
+            }
+        };
+        self.show_end(&outcome);
+        if outcome.ids.is_empty() && outcome.end == End::Cancelled {
+            self.transcript.take_back();
+            output::note("your message is taken back: the answer had not begun");
+            return Ok(());
+        }
+        let calls = self.transcript.add_reply(outcome.reply.reply.into_message());
+        if calls > 0 {
+            output::note("/tool RESULT answers the call");
+        }
+        Ok(())
+    }
+
+    fn generate(&mut self) -> anyhow::Result<Outcome> {
+        let options = RenderOptions {
+            tools: self.transcript.tools.clone(),
+            enable_thinking: self.enable_thinking,
+            preserve_thinking: self.args.think.preserve(),
+            ..RenderOptions::default()
+        };
+        let messages = normalise(&self.transcript.prompt());
+        let rendered = self.template.render(&self.model.tokenizer, &messages, &options)?;
+        // Each answer draws anew, and the whole chat again the same with the same seed.
+        self.sampling.seed = self.sampling.seed.wrapping_add(1);
+        let task = Task {
+            prompt: rendered.ids,
+            form: ReplyForm::Chat { thinking: rendered.thinking, tools: &options.tools },
+            sampling: self.sampling.clone(),
+            stops: &self.args.sampling.stop,
+            max_tokens: self.args.sampling.max_tokens,
+        };
+        let mut printer = ReplyPrinter::new();
+        let answering = self.signals.answering();
+        let outcome =
+            run::run(&mut self.model, task, answering.cancel, |event| printer.event(event));
+        drop(answering);
+        printer.finish()?;
+        outcome
+    }
+
+    /// The quiet line after an answer, and why it ended if not by itself.
+    fn show_end(&self, outcome: &Outcome) {
+        match outcome.end {
+            End::Stop => {}
+            End::Length => output::note("stopped at --max-tokens"),
+            End::Cancelled => output::note("stopped"),
+            End::ContextFull => output::note(&format!(
+                "the context of {} tokens is full: /reset starts a new conversation, \
+                 --ctx gives a longer one",
+                self.model.session.context_length()
+            )),
+        }
+        let reused = match outcome.cached_tokens {
+            0 => String::new(),
+            reused => format!(" ({reused} reused)"),
+        };
+        output::note(&format!(
+            "[prompt {}{reused}, {:.0} tok/s; reply {}, {:.1} tok/s]",
+            outcome.prompt_tokens,
+            outcome.prefill_rate(),
+            outcome.ids.len(),
+            outcome.decode_rate()
+        ));
+    }
+
+    fn show_stats(&self) {
+        let session = &self.model.session;
+        output::note(&format!(
+            "model {} on {}\n{} messages; context {} of {} tokens used{}",
+            self.model.dir.display(),
+            self.model.device,
+            self.transcript.messages.len(),
+            session.tokens().len(),
+            session.context_length(),
+            match self.transcript.tools.len() {
+                0 => String::new(),
+                tools => format!("; {tools} tools"),
+            }
+        ));
+    }
+}
+
+/// Ctrl-C as a signal: it stops an answer, and ends the program only while there is none. (At its prompt
+/// the line editor reads the key itself.)
+struct Signals {
+    cancel: Arc<AtomicBool>,
+    idle: Arc<AtomicBool>,
+}
+
+/// Exit status of a program that Ctrl-C ended, as shells know it.
+const INTERRUPTED: i32 = 130;
+
+impl Signals {
+    fn install() -> anyhow::Result<Self> {
+        let signals = Self {
+            cancel: Arc::new(AtomicBool::new(false)),
+            idle: Arc::new(AtomicBool::new(true)),
+        };
+        flag::register_conditional_shutdown(SIGINT, INTERRUPTED, signals.idle.clone())?;
+        flag::register(SIGINT, signals.cancel.clone())?;
+        Ok(signals)
+    }
+
+    /// Until the returned guard is dropped, a signal cancels.
+    fn answering(&self) -> Answering<'_> {
+        self.cancel.store(false, Ordering::SeqCst);
+        self.idle.store(false, Ordering::SeqCst);
+        Answering { cancel: &self.cancel, idle: &self.idle }
+    }
+}
+
+/// An answer is under way.
+struct Answering<'a> {
+    cancel: &'a AtomicBool,
+    idle: &'a AtomicBool,
+}
+
+impl Drop for Answering<'_> {
+    fn drop(&mut self) {
+        self.idle.store(true, Ordering::SeqCst);
+    }
+}

@@ -1,0 +1,97 @@
+//! `calla generate`: one prompt, one reply.
+
+use crate::args::GenerateArgs;
+use crate::input::{self, Conversation};
+use crate::load::Model;
+use crate::output;
+use crate::reply_printer::ReplyPrinter;
+use crate::run::{self, End, Task};
+use crate::sampling;
+use anyhow::bail;
+use calla_text::{Message, RenderOptions, ReplyForm, Role, normalise};
+use std::sync::atomic::AtomicBool;
+
+/// Runs the command.
+pub(crate) fn run(args: &GenerateArgs) -> anyhow::Result<()> {
+    sampling::check(&args.sampling)?;
+    // The prompt is read first: a mistake in it should not cost the loading of a model.
+    let prompt = read_prompt(args)?;
+    let mut model = Model::load(&args.model)?;
+    let (ids, form) = match &prompt {
+        Prompt::Raw(text) => (model.tokenizer.encode_raw(text)?, ReplyForm::Raw),
+        Prompt::Chat(conversation) => {
+            let options = RenderOptions {
+                tools: conversation.tools.clone(),
+                enable_thinking: args.think.enable_thinking(),
+                preserve_thinking: args.think.preserve(),
+                ..RenderOptions::default()
+            };
+            let messages = normalise(&conversation.messages);
+            let rendered = model.template()?.render(&model.tokenizer, &messages, &options)?;
+            let thinking = rendered.thinking;
+            (rendered.ids, ReplyForm::Chat { thinking, tools: &conversation.tools })
+        }
+    };
+    let task = Task {
+        prompt: ids,
+        form,
+        sampling: sampling::from_flags(&args.sampling)?,
+        stops: &args.sampling.stop,
+        max_tokens: args.sampling.max_tokens,
+    };
+    let never = AtomicBool::new(false);
+    if args.json {
+        let outcome = run::run(&mut model, task, &never, |_| Ok(()))?;
+        return output::json(&outcome.to_json());
+    }
+    let mut printer = ReplyPrinter::new();
+    let outcome = run::run(&mut model, task, &never, |event| printer.event(event))?;
+    printer.finish()?;
+    match outcome.end {
+        End::ContextFull => output::note("the context is full; --ctx makes it longer"),
+        End::Length => output::note("stopped at --max-tokens"),
+        End::Stop | End::Cancelled => {}
+    }
+    tracing::info!(
+        "prompt {} tokens at {:.0}/s, reply {} tokens at {:.1}/s",
+        outcome.prompt_tokens,
+        outcome.prefill_rate(),
+        outcome.ids.len(),
+        outcome.decode_rate()
+    );
+    Ok(())
+}
+
+enum Prompt {
+    Raw(String),
+    Chat(Conversation),
+}
+
+fn read_prompt(args: &GenerateArgs) -> anyhow::Result<Prompt> {
+    let mut conversation = match &args.messages {
+        Some(file) => input::conversation(Some(file))?,
+        None => {
+            let text = match &args.prompt {
+                Some(text) => text.clone(),
+                None => input::text(None)?,
+            };
+            if args.raw {
+                if text.is_empty() {
+                    bail!("the prompt is empty");
+                }
+                return Ok(Prompt::Raw(text));
+            }
+            if text.trim().is_empty() {
+                bail!("the prompt is empty; give it as an argument or on standard input");
+            }
+            Conversation { messages: vec![Message::new(Role::User, text)], tools: Vec::new() }
+        }
+    };
+    if let Some(system) = &args.system {
+        conversation.messages.insert(0, Message::new(Role::System, system.as_str()));
+    }
+    if let Some(file) = &args.tools {
+        conversation.tools = input::tools(file)?;
+    }
+    Ok(Prompt::Chat(conversation))
+}

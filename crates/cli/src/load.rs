@@ -1,0 +1,235 @@
+//! From a directory to a model that runs: plan the memory, load the weights, start the device.
+
+use crate::args::{Device, ModelArgs};
+use crate::discover::{self, Candidate, Why};
+use crate::machine::this_machine;
+use crate::output;
+use anyhow::bail;
+use calla_cpu::Cpu;
+use calla_engine::{Machine, MemoryPlan, Refusal, Session};
+use calla_model::network::CheckpointParts;
+use calla_model::{Config, Network, Shape};
+use calla_ops::{CacheSize, Executor, Reference, Runner};
+use calla_text::{ChatTemplate, GenerationDefaults, Tokenizer};
+use calla_weights::inspect::{Inspection, Part};
+use calla_weights::{Checkpoint, inspect};
+use std::path::PathBuf;
+
+/// Context without `--ctx`, where the model and the machine allow it.
+const CONTEXT_DEFAULT: usize = 16_384;
+/// A default context below this would only puzzle: rather refuse.
+const CONTEXT_DEFAULT_MIN: usize = 2_048;
+/// Bytes of a stored key or value, and of an element of the convolution window, in host memory.
+pub(crate) const ELEMENT_BYTES: usize = 4;
+
+/// A loaded network on a device.
+pub(crate) struct Loaded {
+    pub(crate) dir: PathBuf,
+    pub(crate) config: Config,
+    pub(crate) runner: Box<dyn Runner>,
+    /// Words for the device.
+    pub(crate) device: String,
+}
+
+/// A loaded model with its text side.
+pub(crate) struct Model {
+    pub(crate) dir: PathBuf,
+    pub(crate) tokenizer: Tokenizer,
+    pub(crate) defaults: GenerationDefaults,
+    /// Tokens that end a reply.
+    pub(crate) stop_ids: Vec<u32>,
+    /// Ids that can be chosen.
+    pub(crate) vocab_used: usize,
+    pub(crate) session: Session,
+    pub(crate) device: String,
+}
+
+impl Model {
+    /// Loads the model that the flags name, or the best that is found.
+    pub(crate) fn load(args: &ModelArgs) -> anyhow::Result<Self> {
+        let loaded = load(args, None)?;
+        Self::with_text(loaded)
+    }
+
+    fn with_text(loaded: Loaded) -> anyhow::Result<Self> {
+        let Loaded { dir, config, runner, device } = loaded;
+        let tokenizer = Tokenizer::load(&dir)?;
+        let defaults = GenerationDefaults::load(&dir)?;
+        let (ids, rows) = (tokenizer.vocab_size(), config.shape.vocab_size);
+        if ids > rows {
+            bail!(
+                "{}: the tokenizer has {ids} ids but the model only {rows}: \
+                 these files do not belong together",
+                dir.display()
+            );
+        }
+        let mut stop_ids = tokenizer.eos_ids(&config.eos_token_ids, &defaults);
+        // A model that opens a turn has ended its own, even if it forgot to say so.
+        stop_ids.extend(tokenizer.token_id("<|im_start|>"));
+        Ok(Self {
+            dir,
+            tokenizer,
+            defaults,
+            stop_ids,
+            vocab_used: ids,
+            session: Session::new(runner),
+            device,
+        })
+    }
+
+    /// The checkpoint's chat template.
+    pub(crate) fn template(&self) -> anyhow::Result<ChatTemplate> {
+        Ok(ChatTemplate::load(&self.dir)?)
+    }
+}
+
+/// Loads the network. `context`: tokens that it must hold, where that is known better than by `--ctx`.
+pub(crate) fn load(args: &ModelArgs, context: Option<usize>) -> anyhow::Result<Loaded> {
+    check_device(args.device)?;
+    let machine = this_machine()?;
+    let context = args.ctx.map(|ctx| ctx as usize).or(context);
+    let candidates = discover::candidates(args.model.as_deref())?;
+    let mut fell_back = false;
+    for (index, candidate) in candidates.iter().enumerate() {
+        let is_last = index + 1 == candidates.len();
+        match load_one(candidate, args, context, &machine) {
+            Ok(loaded) => {
+                candidate.announce(fell_back);
+                return Ok(loaded);
+            }
+            Err(error) if is_last => return Err(error),
+            Err(error) => {
+                let dir = candidate.dir.display();
+                output::note(&format!("not taken: {dir} ({error:#})"));
+                fell_back = true;
+            }
+        }
+    }
+    unreachable!("discovery returns a candidate or an error")
+}
+
+fn check_device(device: Device) -> anyhow::Result<()> {
+    let name = match device {
+        Device::Auto | Device::Cpu | Device::Reference => return Ok(()),
+        Device::Metal => "metal",
+        Device::Cuda => "cuda",
+    };
+    bail!("--device {name} is not in this version yet; use --device cpu, which runs everywhere")
+}
+
+fn load_one(
+    candidate: &Candidate,
+    args: &ModelArgs,
+    context: Option<usize>,
+    machine: &Machine,
+) -> anyhow::Result<Loaded> {
+    let dir = &candidate.dir;
+    let checkpoint = Checkpoint::open(dir)?;
+    let config = checkpoint.config().clone();
+    let weights = text_bytes(&inspect(&checkpoint)?);
+    let context = plan(&config.shape, weights, context, machine)
+        .map_err(|refusal| with_alternative(refusal, candidate))?;
+    let network = checkpoint.load()?;
+    let (runner, device) = start(args, network, &config.shape, context)?;
+    Ok(Loaded { dir: dir.clone(), config, runner, device })
+}
+
+/// Names the demo in a refusal of another model that the user named.
+fn with_alternative(error: anyhow::Error, candidate: &Candidate) -> anyhow::Error {
+    let demo = demo_beside(candidate);
+    match demo.filter(|_| error.is::<Refusal>()) {
+        Some(demo) => {
+            anyhow::anyhow!("{error}. The demo fits everywhere: --model {}", demo.display())
+        }
+        None => error,
+    }
+}
+
+fn demo_beside(candidate: &Candidate) -> Option<PathBuf> {
+    if !candidate.why.is_named() {
+        return None;
+    }
+    let all = discover::candidates(None).ok()?;
+    all.into_iter().find(|other| other.why == Why::Demo).map(|demo| demo.dir)
+}
+
+/// Bytes of weights that would be used: all but the vision tower.
+pub(crate) fn text_bytes(inspection: &Inspection) -> u64 {
+    inspection.tensors.iter().filter(|t| t.part != Part::Vision).map(|t| t.bytes).sum()
+}
+
+/// The context to set aside state for, in tokens, or the refusal. Nothing of the weights is read.
+fn plan(
+    shape: &Shape,
+    weights: u64,
+    wanted: Option<usize>,
+    machine: &Machine,
+) -> anyhow::Result<usize> {
+    let check = |context| {
+        MemoryPlan::new(shape, weights, context, ELEMENT_BYTES).check(machine).map(|()| context)
+    };
+    match wanted {
+        Some(context) if context > shape.max_positions => bail!(
+            "a context of {context} tokens was asked for, but the model was made for at most {}",
+            shape.max_positions
+        ),
+        Some(context) => Ok(check(context)?),
+        None => {
+            let default = CONTEXT_DEFAULT.min(shape.max_positions);
+            let longest = MemoryPlan::longest_context(shape, weights, ELEMENT_BYTES, machine);
+            if longest < CONTEXT_DEFAULT_MIN.min(default) {
+                return Ok(check(CONTEXT_DEFAULT_MIN.min(default))?);
+            }
+            if longest < default {
+                output::note(&format!(
+                    "context: {longest} tokens, which is what this machine's memory allows"
+                ));
+            }
+            Ok(default.min(longest))
+        }
+    }
+}
+
+fn start(
+    args: &ModelArgs,
+    network: Network<CheckpointParts>,
+    shape: &Shape,
+    context: usize,
+) -> anyhow::Result<(Box<dyn Runner>, String)> {
+    let size = CacheSize::one_sequence(context);
+    if args.device == Device::Reference {
+        let ops = Reference::new(shape.clone(), size);
+        return Ok((Box::new(Executor { ops, network }), "f32 reference".to_owned()));
+    }
+    // 0: all that the machine offers.
+    let ops = Cpu::new(shape.clone(), size, args.threads.map_or(0, usize::from))?;
+    let threads = ops.threads();
+    let words = format!("CPU, {threads} {}", if threads == 1 { "thread" } else { "threads" });
+    Ok((Box::new(Executor { ops, network }), words))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn machine(gigabytes: u64) -> Machine {
+        let total = gigabytes << 30;
+        Machine { total, available: total, is_mac: false, gpu_limit_setting: None }
+    }
+
+    #[test]
+    fn the_default_context_shrinks_to_what_fits_and_no_further() {
+        let shape = Shape::full(40);
+        let weights = 19_508_787_456;
+        assert_eq!(plan(&shape, weights, None, &machine(64)).unwrap(), CONTEXT_DEFAULT);
+        assert_eq!(plan(&shape, weights, Some(4096), &machine(64)).unwrap(), 4096);
+        // 19.5 GB of weights, 66 MB of state and 1 GiB of reserve leave room for a few thousand tokens.
+        let tight = Machine { available: 20_900_000_000, ..machine(20) };
+        let context = plan(&shape, weights, None, &tight).unwrap();
+        assert!((CONTEXT_DEFAULT_MIN..CONTEXT_DEFAULT).contains(&context), "{context}");
+        let message = plan(&shape, weights, None, &machine(16)).unwrap_err().to_string();
+        assert!(message.contains("does not fit"), "{message}");
+        let message = plan(&shape, weights, Some(300_000), &machine(640)).unwrap_err().to_string();
+        assert!(message.contains("at most 262144"), "{message}");
+    }
+}
