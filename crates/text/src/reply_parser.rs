@@ -1,0 +1,943 @@
+//! Takes a streamed reply apart into thinking, content and tool calls.
+//!
+//! The family writes calls as
+//! `<tool_call>\n<function=NAME>\n<parameter=KEY>\nVALUE\n</parameter>\n</function>\n</tool_call>`,
+//! after optional content, and thinking up to `</think>`. Models slip, so the parser bends:
+//!
+//! * A call inside thinking ends the thinking. `<tool_call>` counts only before `<function=NAME>`:
+//!   the mere words stay text.
+//! * A missing `<tool_call>` is forgiven where NAME is a function on offer (in thinking, at the start
+//!   of a line only). With `<tool_call>` any NAME is a call: whether it exists is for the caller.
+//! * `</parameter>` ends a value only if white space and then a tag that may follow it come next (or
+//!   nothing): a value may speak of these tags. Likewise `</function>` and `</tool_call>` for a value
+//!   that was never closed, and `<parameter=KEY>` at the start of a line for a KEY that fits.
+//! * Whatever ends, ends what is open in it. The end of the reply ends everything.
+//!
+//! Nothing is lost: text inside a call but outside its parameters is content, and so is a second
+//! parameter of the same name, tags included.
+//!
+//! White space that the template puts around things is taken away and no more: a line feed before
+//! `</think>` and two after it, two before `<tool_call>`, one at each end of a value. White space alone
+//! before or after a call is not content.
+
+use serde_json::{Map, Value};
+
+use crate::lexer::{Lexeme, Lexer, Tag};
+use crate::schema::{Kinds, Tools, escaped};
+use crate::{Message, Role, ToolCall};
+
+/// What a piece of the reply adds.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Event {
+    /// More thinking.
+    Reasoning(String),
+    /// More of the answer.
+    Content(String),
+    /// A call begins.
+    ToolCallStart {
+        /// Number of the call, from 0.
+        index: usize,
+        /// Name of the function; not checked against the functions on offer.
+        name: String,
+    },
+    /// More of the arguments' JSON. All pieces of a call, joined, are the compact JSON of the map that
+    /// [`Event::ToolCallEnd`] carries. Strings stream; other values come whole.
+    ToolCallArguments {
+        /// Number of the call.
+        index: usize,
+        /// The piece.
+        json: String,
+    },
+    /// A call is complete.
+    ToolCallEnd {
+        /// Number of the call.
+        index: usize,
+        /// Its arguments, typed by the function's schema, in the order written.
+        arguments: Map<String, Value>,
+    },
+}
+
+/// A streaming parser for one reply. How the reply is cut into pieces does not change the events, but
+/// for where texts are cut; the work is linear in the reply's length.
+#[derive(Debug, Clone)]
+pub struct ReplyParser {
+    lexer: Lexer,
+    parser: Parser,
+}
+
+impl ReplyParser {
+    /// `tools` are the tool descriptions of the request: their schemas type the arguments. `thinking`
+    /// says whether the prompt ended inside `<think>`
+    /// ([`Rendered::thinking`](crate::Rendered::thinking)).
+    pub fn new(tools: &[Value], thinking: bool) -> ReplyParser {
+        let section = if thinking { Section::Thinking } else { Section::Content };
+        let parser = Parser {
+            tools: Tools::new(tools),
+            section,
+            state: State::Text,
+            newlines: 0,
+            strip: 0,
+            fresh: true,
+            lead: String::new(),
+            thinking_cut: false,
+            block_open: false,
+            calls: 0,
+            events: Vec::new(),
+            #[cfg(test)]
+            work: 0,
+        };
+        ReplyParser { lexer: Lexer::default(), parser }
+    }
+
+    /// Takes the next piece of the reply.
+    pub fn push(&mut self, piece: &str) -> Vec<Event> {
+        let ReplyParser { lexer, parser } = self;
+        lexer.push(piece, |lexeme| parser.take(lexeme));
+        std::mem::take(&mut parser.events)
+    }
+
+    /// The end of the reply: gives out what was held back and closes what is open.
+    pub fn finish(mut self) -> Vec<Event> {
+        let ReplyParser { lexer, parser } = &mut self;
+        lexer.finish(|lexeme| parser.take(lexeme));
+        parser.finish();
+        std::mem::take(&mut parser.events)
+    }
+}
+
+/// A whole reply, gathered from its events.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Reply {
+    /// The thinking.
+    pub reasoning: String,
+    /// The answer.
+    pub content: String,
+    /// Complete calls, without ids.
+    pub tool_calls: Vec<ToolCall>,
+}
+
+impl Reply {
+    /// Adds what an event says.
+    pub fn add(&mut self, event: &Event) {
+        match event {
+            Event::Reasoning(text) => self.reasoning.push_str(text),
+            Event::Content(text) => self.content.push_str(text),
+            Event::ToolCallStart { name, .. } => {
+                let arguments = Map::new();
+                self.tool_calls.push(ToolCall { id: None, name: name.clone(), arguments });
+            }
+            Event::ToolCallArguments { .. } => {}
+            Event::ToolCallEnd { index, arguments } => {
+                if let Some(call) = self.tool_calls.get_mut(*index) {
+                    call.arguments = arguments.clone();
+                }
+            }
+        }
+    }
+
+    /// The reply as a message for the next request.
+    pub fn into_message(self) -> Message {
+        Message {
+            reasoning_content: Some(self.reasoning).filter(|text| !text.is_empty()),
+            tool_calls: self.tool_calls,
+            ..Message::new(Role::Assistant, self.content)
+        }
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Section {
+    Thinking,
+    Content,
+}
+
+#[derive(Debug, Clone)]
+enum State {
+    /// In the section's text.
+    Text,
+    /// After `<tool_call>`, which with the white space behind it is held until a function follows.
+    CallOpen { held: String },
+    /// In a call, outside of its parameters.
+    Call(Call),
+    /// In a parameter's value.
+    Value(Call, Parameter),
+    /// After a tag in a value that may be its end; held with the white space behind it.
+    ValueClose { call: Call, parameter: Parameter, tag: Tag, held: String },
+}
+
+#[derive(Debug, Clone)]
+struct Call {
+    index: usize,
+    name: String,
+    arguments: Map<String, Value>,
+    /// Whether text outside of parameters is running since the last tag.
+    stray: bool,
+}
+
+#[derive(Debug, Clone)]
+struct Parameter {
+    key: String,
+    kinds: Kinds,
+    text: String,
+    /// A line feed that belongs to the value unless the value ends here.
+    newline: bool,
+    /// Nothing has come yet, not even the line feed behind the opening tag.
+    fresh: bool,
+}
+
+impl Parameter {
+    fn at_line_start(&self) -> bool {
+        self.newline || self.text.is_empty()
+    }
+}
+
+/// Line feeds that the template writes before `<tool_call>`; as many are held back.
+const NEWLINES_BEFORE_CALL: usize = 2;
+const NEWLINES_AFTER_THINKING: usize = 2;
+
+#[derive(Debug, Clone)]
+struct Parser {
+    tools: Tools,
+    section: Section,
+    state: State,
+    /// Line feeds at the end of the section's text so far, held back.
+    newlines: usize,
+    /// Line feeds still to be taken away at the start of the section.
+    strip: usize,
+    /// The section has given out nothing yet.
+    fresh: bool,
+    /// White space held at the start of content: it may stand before a call, or be all there is.
+    lead: String,
+    /// A call ended the thinking, whose `</think>` may still come.
+    thinking_cut: bool,
+    /// The last call's `</tool_call>` has not come yet.
+    block_open: bool,
+    calls: usize,
+    events: Vec<Event>,
+    /// Bytes looked at or copied, for the test that this is linear.
+    #[cfg(test)]
+    work: usize,
+}
+
+impl Parser {
+    fn count(&mut self, _bytes: usize) {
+        #[cfg(test)]
+        {
+            self.work += _bytes;
+        }
+    }
+
+    fn take(&mut self, lexeme: Lexeme<'_>) {
+        match lexeme {
+            Lexeme::Text(text) => self.text(text),
+            Lexeme::Tag(tag, raw) => self.tag(tag, raw),
+        }
+    }
+
+    fn text(&mut self, text: &str) {
+        self.count(text.len());
+        let white = text.chars().all(char::is_whitespace);
+        match std::mem::replace(&mut self.state, State::Text) {
+            State::Text => self.section_text(text),
+            State::CallOpen { mut held } if white => {
+                held.push_str(text);
+                self.state = State::CallOpen { held };
+            }
+            State::CallOpen { held } => {
+                self.section_text(&held);
+                self.section_text(text);
+            }
+            State::Call(call) => self.call_text(call, text),
+            State::Value(call, parameter) => self.value_text(call, parameter, text),
+            State::ValueClose { call, parameter, tag, mut held } if white => {
+                held.push_str(text);
+                self.state = State::ValueClose { call, parameter, tag, held };
+            }
+            State::ValueClose { call, parameter, held, .. } => {
+                self.value_text(call, parameter, &held);
+                self.text(text);
+            }
+        }
+    }
+
+    fn tag(&mut self, tag: Tag, raw: &str) {
+        self.count(raw.len());
+        match std::mem::replace(&mut self.state, State::Text) {
+            State::Text => self.section_tag(tag, raw),
+            State::CallOpen { held } => match tag {
+                Tag::Function(name) => self.start_call(name),
+                tag => {
+                    self.section_text(&held);
+                    self.section_tag(tag, raw);
+                }
+            },
+            State::Call(call) => self.call_tag(call, tag, raw),
+            State::Value(call, parameter) => self.value_tag(call, parameter, tag, raw),
+            State::ValueClose { call, parameter, tag: close, held } => {
+                if self.may_follow(&call, &parameter, &close, &tag) {
+                    self.close_value(call, parameter, close);
+                    self.tag(tag, raw);
+                } else {
+                    self.value_text(call, parameter, &held);
+                    self.tag(tag, raw);
+                }
+            }
+        }
+    }
+
+    fn finish(&mut self) {
+        match std::mem::replace(&mut self.state, State::Text) {
+            State::Text => {}
+            State::CallOpen { held } => self.section_text(&held),
+            State::Call(call) => self.end_call(call),
+            State::Value(call, parameter) => {
+                let call = self.end_value(call, parameter);
+                self.end_call(call);
+            }
+            State::ValueClose { call, parameter, tag, .. } => {
+                self.close_value(call, parameter, tag);
+                return self.finish();
+            }
+        }
+        self.give_newlines(0);
+        if self.calls == 0 {
+            let lead = std::mem::take(&mut self.lead);
+            self.give(&lead);
+        }
+    }
+
+    // --- Thinking and content.
+
+    fn section_text(&mut self, text: &str) {
+        let mut text = text;
+        while self.strip > 0 && !text.is_empty() {
+            match text.strip_prefix('\n') {
+                Some(rest) => (text, self.strip) = (rest, self.strip - 1),
+                None => self.strip = 0,
+            }
+        }
+        if self.section == Section::Content && self.fresh {
+            let rest = text.trim_start();
+            self.lead.push_str(&text[..text.len() - rest.len()]);
+            if rest.is_empty() {
+                return;
+            }
+            self.fresh = false;
+            self.block_open = false;
+            let lead = std::mem::take(&mut self.lead);
+            self.give_but_newlines(&lead);
+            text = rest;
+        }
+        self.give_but_newlines(text);
+    }
+
+    fn section_tag(&mut self, tag: Tag, raw: &str) {
+        let line_start = self.newlines > 0 || self.fresh;
+        match (self.section, tag) {
+            (_, Tag::ToolCall) => self.state = State::CallOpen { held: raw.to_owned() },
+            (Section::Thinking, Tag::CloseThink) => {
+                self.give_newlines(1);
+                self.start_section(Section::Content, NEWLINES_AFTER_THINKING);
+            }
+            (Section::Content, Tag::CloseThink) if self.thinking_cut => {
+                self.thinking_cut = false;
+                self.give_newlines(1);
+                self.start_section(Section::Content, NEWLINES_AFTER_THINKING);
+            }
+            (_, Tag::Think) if self.fresh => self.start_section(Section::Thinking, 1),
+            (Section::Content, Tag::CloseToolCall) if self.block_open => {
+                self.block_open = false;
+                self.lead.clear();
+            }
+            (Section::Content, Tag::Function(name))
+                if self.block_open || self.tools.knows(&name) =>
+            {
+                self.start_call(name);
+            }
+            (Section::Thinking, Tag::Function(name)) if line_start && self.tools.knows(&name) => {
+                self.start_call(name);
+            }
+            _ => self.section_text(raw),
+        }
+    }
+
+    fn start_section(&mut self, section: Section, strip: usize) {
+        self.section = section;
+        self.newlines = 0;
+        self.strip = strip;
+        self.fresh = true;
+        self.block_open = false;
+        self.lead.clear();
+    }
+
+    /// Gives text out, all but the line feeds at its end that may stand before a tag.
+    fn give_but_newlines(&mut self, text: &str) {
+        let body = text.trim_end_matches('\n');
+        let trailing = text.len() - body.len();
+        if body.is_empty() {
+            let all = self.newlines + trailing;
+            self.newlines = all.min(NEWLINES_BEFORE_CALL);
+            self.give(&"\n".repeat(all - self.newlines));
+        } else {
+            self.give_newlines(0);
+            self.newlines = trailing.min(NEWLINES_BEFORE_CALL);
+            self.give(&text[..text.len() - self.newlines]);
+        }
+    }
+
+    /// Gives out the held line feeds, but for the last `drop` of them.
+    fn give_newlines(&mut self, drop: usize) {
+        let newlines = std::mem::take(&mut self.newlines).saturating_sub(drop);
+        self.give(&"\n\n"[..newlines]);
+    }
+
+    fn give(&mut self, text: &str) {
+        if text.is_empty() {
+            return;
+        }
+        self.fresh = false;
+        self.count(text.len());
+        match (self.section, self.events.last_mut()) {
+            (Section::Thinking, Some(Event::Reasoning(last)))
+            | (Section::Content, Some(Event::Content(last))) => last.push_str(text),
+            (Section::Thinking, _) => self.events.push(Event::Reasoning(text.to_owned())),
+            (Section::Content, _) => self.events.push(Event::Content(text.to_owned())),
+        }
+    }
+
+    // --- Calls.
+
+    fn start_call(&mut self, name: String) {
+        self.give_newlines(NEWLINES_BEFORE_CALL);
+        self.thinking_cut |= self.section == Section::Thinking;
+        self.start_section(Section::Content, 0);
+        // Even where `<tool_call>` is missing, `</tool_call>` will come.
+        self.block_open = true;
+        let index = self.calls;
+        self.calls += 1;
+        self.events.push(Event::ToolCallStart { index, name: name.clone() });
+        self.state = State::Call(Call { index, name, arguments: Map::new(), stray: false });
+    }
+
+    fn end_call(&mut self, call: Call) {
+        let close = if call.arguments.is_empty() { "{}" } else { "}" };
+        self.give_json(call.index, close);
+        let Call { index, arguments, .. } = call;
+        self.events.push(Event::ToolCallEnd { index, arguments });
+        let block_open = self.block_open;
+        self.start_section(Section::Content, 0);
+        self.block_open = block_open;
+    }
+
+    fn call_text(&mut self, mut call: Call, text: &str) {
+        let text = if call.stray { text } else { text.trim_start() };
+        call.stray |= !text.is_empty();
+        self.give(text);
+        self.state = State::Call(call);
+    }
+
+    fn call_tag(&mut self, mut call: Call, tag: Tag, raw: &str) {
+        match tag {
+            Tag::Parameter(key) if !call.arguments.contains_key(&key) => {
+                call.stray = false;
+                let kinds = self.tools.kinds(&call.name, &key);
+                if kinds.only_string() {
+                    let open = self.key_json(&call, &key) + "\"";
+                    self.give_json(call.index, &open);
+                }
+                let parameter =
+                    Parameter { key, kinds, text: String::new(), newline: false, fresh: true };
+                self.state = State::Value(call, parameter);
+            }
+            Tag::CloseFunction => self.end_call(call),
+            Tag::CloseToolCall => {
+                self.block_open = false;
+                self.end_call(call);
+            }
+            Tag::ToolCall => {
+                self.block_open = false;
+                self.end_call(call);
+                self.section_tag(Tag::ToolCall, raw);
+            }
+            Tag::Function(name) if self.block_open || self.tools.knows(&name) => {
+                self.end_call(call);
+                self.start_call(name);
+            }
+            Tag::CloseThink if self.thinking_cut => {
+                self.thinking_cut = false;
+                self.state = State::Call(call);
+            }
+            _ => {
+                call.stray = true;
+                self.give(raw);
+                self.state = State::Call(call);
+            }
+        }
+    }
+
+    fn value_text(&mut self, call: Call, mut parameter: Parameter, text: &str) {
+        let mut text = text;
+        if parameter.fresh && !text.is_empty() {
+            parameter.fresh = false;
+            text = text.strip_prefix('\n').unwrap_or(text);
+        }
+        if !text.is_empty() {
+            if parameter.newline {
+                self.give_value(call.index, &mut parameter, "\n");
+            }
+            let body = text.strip_suffix('\n');
+            parameter.newline = body.is_some();
+            self.give_value(call.index, &mut parameter, body.unwrap_or(text));
+        }
+        self.state = State::Value(call, parameter);
+    }
+
+    fn value_tag(&mut self, call: Call, parameter: Parameter, tag: Tag, raw: &str) {
+        match tag {
+            Tag::CloseParameter | Tag::CloseFunction | Tag::CloseToolCall => {
+                self.state = State::ValueClose { call, parameter, tag, held: raw.to_owned() };
+            }
+            Tag::ToolCall if parameter.at_line_start() => {
+                self.state = State::ValueClose { call, parameter, tag, held: raw.to_owned() };
+            }
+            Tag::Parameter(key)
+                if parameter.at_line_start()
+                    && is_new_key(&call, &parameter, &key)
+                    && self
+                        .tools
+                        .has_parameter(&call.name, &key)
+                        .unwrap_or(is_identifier(&key)) =>
+            {
+                let call = self.end_value(call, parameter);
+                self.call_tag(call, Tag::Parameter(key), raw);
+            }
+            _ => self.value_text(call, parameter, raw),
+        }
+    }
+
+    /// Whether `close`, seen in a value, ends it when `next` is the tag behind it.
+    fn may_follow(&self, call: &Call, parameter: &Parameter, close: &Tag, next: &Tag) -> bool {
+        match (close, next) {
+            (Tag::CloseParameter, Tag::Parameter(key)) => is_new_key(call, parameter, key),
+            (Tag::CloseParameter, Tag::CloseFunction) => true,
+            (Tag::CloseParameter | Tag::CloseFunction, Tag::CloseToolCall | Tag::ToolCall) => true,
+            (Tag::CloseParameter | Tag::CloseFunction, Tag::Function(name)) => {
+                self.block_open || self.tools.knows(name)
+            }
+            (Tag::CloseToolCall, Tag::ToolCall) => true,
+            (Tag::ToolCall, Tag::Function(name)) => self.tools.knows(name),
+            _ => false,
+        }
+    }
+
+    /// Ends a value, and what `close` ends beside it.
+    fn close_value(&mut self, call: Call, parameter: Parameter, close: Tag) {
+        let call = self.end_value(call, parameter);
+        match close {
+            Tag::CloseParameter => self.state = State::Call(call),
+            Tag::ToolCall => self.call_tag(call, Tag::ToolCall, "<tool_call>"),
+            close => self.call_tag(call, close, ""),
+        }
+    }
+
+    fn end_value(&mut self, mut call: Call, parameter: Parameter) -> Call {
+        let Parameter { key, kinds, text, .. } = parameter;
+        let value = if kinds.only_string() {
+            self.give_json(call.index, "\"");
+            Value::String(text)
+        } else {
+            let value = kinds.value(&text);
+            let json = self.key_json(&call, &key) + &value.to_string();
+            self.give_json(call.index, &json);
+            value
+        };
+        call.arguments.insert(key, value);
+        call
+    }
+
+    fn key_json(&self, call: &Call, key: &str) -> String {
+        let before = if call.arguments.is_empty() { '{' } else { ',' };
+        format!("{before}\"{}\":", escaped(key))
+    }
+
+    fn give_value(&mut self, index: usize, parameter: &mut Parameter, text: &str) {
+        parameter.text.push_str(text);
+        self.count(text.len());
+        if parameter.kinds.only_string() {
+            self.give_json(index, &escaped(text));
+        }
+    }
+
+    fn give_json(&mut self, index: usize, more: &str) {
+        self.count(more.len());
+        match self.events.last_mut() {
+            Some(Event::ToolCallArguments { json, .. }) => json.push_str(more),
+            _ if more.is_empty() => {}
+            _ => self.events.push(Event::ToolCallArguments { index, json: more.to_owned() }),
+        }
+    }
+}
+
+fn is_new_key(call: &Call, parameter: &Parameter, key: &str) -> bool {
+    key != parameter.key && !call.arguments.contains_key(key)
+}
+
+fn is_identifier(key: &str) -> bool {
+    key.chars().all(|c| c.is_alphanumeric() || matches!(c, '_' | '-' | '.'))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::reply_parser_fuzz::{check, parse, tools};
+    use proptest::prelude::*;
+
+    /// The reply as one line: thinking in braces, content as it is, calls in brackets.
+    fn sketch(reply: &str, thinking: bool) -> String {
+        check(reply, thinking, 1);
+        let mut out = String::new();
+        for event in parse([reply], thinking) {
+            match event {
+                Event::Reasoning(text) => out += &format!("{{{text}}}"),
+                Event::Content(text) => out += &text,
+                Event::ToolCallStart { name, .. } => out += &format!("[{name} "),
+                Event::ToolCallArguments { json, .. } => out += &json,
+                Event::ToolCallEnd { .. } => out += "]",
+            }
+        }
+        out
+    }
+
+    const CALL: &str =
+        "<tool_call>\n<function=f>\n<parameter=s>\nx\n</parameter>\n</function>\n</tool_call>";
+
+    #[test]
+    fn thinking_and_content() {
+        for (reply, thinking, expected) in [
+            ("why\n</think>\n\nanswer", true, "{why}answer"),
+            ("why</think>answer", true, "{why}answer"),
+            ("why\n\n</think>\n\n\nanswer\n", true, "{why\n}\nanswer\n"),
+            ("\n</think>\n\nanswer", true, "answer"),
+            ("</think>\n\n", true, ""),
+            ("endless", true, "{endless}"),
+            ("endless\n", true, "{endless\n}"),
+            ("<think>\nwhy\n</think>\n\nanswer", true, "{why}answer"),
+            ("<think>\nwhy\n</think>\n\nanswer", false, "{why}answer"),
+            ("\n<think>why</think>answer", false, "{why}answer"),
+            ("answer <think> is a tag", false, "answer <think> is a tag"),
+            ("answer </think> too", false, "answer </think> too"),
+            ("a <b> c < d </thin", false, "a <b> c < d </thin"),
+            ("a <tool_call> b", true, "{a <tool_call> b}"),
+            ("\n\n", false, "\n\n"),
+            ("", true, ""),
+        ] {
+            assert_eq!(sketch(reply, thinking), expected, "{reply:?}");
+        }
+    }
+
+    #[test]
+    fn whole_calls() {
+        let f = r#"[f {"s":"x"}]"#;
+        for (reply, thinking, expected) in [
+            (CALL.to_owned(), false, f.to_owned()),
+            (format!("Look.\n\n{CALL}"), false, format!("Look.{f}")),
+            (format!("Look.\n\n\n{CALL}\n"), false, format!("Look.\n{f}")),
+            (format!("{CALL}\n{CALL}"), false, format!("{f}{f}")),
+            (format!("{CALL} after"), false, format!("{f} after")),
+            (format!("why\n</think>\n\n{CALL}"), true, format!("{{why}}{f}")),
+            (
+                "<tool_call>\n<function=g>\n</function>\n</tool_call>".into(),
+                false,
+                "[g {}]".to_owned(),
+            ),
+            (
+                "<tool_call>\n<function=nobody>\n<parameter=i>\n5\n</parameter>\n</function>\n</tool_call>".into(),
+                false,
+                r#"[nobody {"i":"5"}]"#.into(),
+            ),
+        ] {
+            assert_eq!(sketch(&reply, thinking), expected, "{reply:?}");
+        }
+    }
+
+    #[test]
+    fn arguments_have_the_types_of_the_schema() {
+        let reply = "<tool_call>\n<function=f>\n\
+            <parameter=i>\n5\n</parameter>\n\
+            <parameter=n>\nnull\n</parameter>\n\
+            <parameter=b>\nTrue\n</parameter>\n\
+            <parameter=o>\n{\"z\": 1, \"a\": [\"é\"]}\n</parameter>\n\
+            <parameter=a>\n[1, 2]\n</parameter>\n\
+            <parameter=s>\n\n  two \"lines\"\n\t\n\n</parameter>\n\
+            <parameter=unlisted>\n5\n</parameter>\n\
+            </function>\n</tool_call>";
+        assert_eq!(
+            sketch(reply, false),
+            r#"[f {"i":5,"n":null,"b":true,"o":{"z":1,"a":["é"]},"a":[1,2],"s":"\n  two \"lines\"\n\t\n","unlisted":"5"}]"#
+        );
+    }
+
+    #[test]
+    fn slips_are_forgiven() {
+        let f = r#"[f {"s":"x"}]"#;
+        for (reply, thinking, expected) in [
+            // Without its opener, or any closer.
+            (
+                "<function=f>\n<parameter=s>\nx\n</parameter>\n</function>\n</tool_call>",
+                false,
+                f.to_owned(),
+            ),
+            ("<function=f>\n<parameter=s>\nx\n</parameter>\n</function>", false, f.to_owned()),
+            (
+                "<tool_call><function=f><parameter=s>x</parameter></function></tool_call>",
+                false,
+                f.to_owned(),
+            ),
+            (
+                "<tool_call>\n<function=f>\n<parameter=s>\nx\n</function>\n</tool_call>",
+                false,
+                f.to_owned(),
+            ),
+            ("<tool_call>\n<function=f>\n<parameter=s>\nx\n</tool_call>", false, f.to_owned()),
+            (
+                "<tool_call>\n<function=f>\n<parameter=s>\nx\n</parameter>\n</tool_call>",
+                false,
+                f.to_owned(),
+            ),
+            ("<tool_call>\n<function=f>\n<parameter=s>\nx", false, f.to_owned()),
+            (
+                "<tool_call>\n<function=f>\n<parameter=s>\nx\n<parameter=i>\n5\n</parameter>\n</function>\n</tool_call>",
+                false,
+                r#"[f {"s":"x","i":5}]"#.into(),
+            ),
+            (
+                "<tool_call>\n<function=f>\n<parameter=s>\nx\n</parameter>\n<tool_call>\n<function=g>\n",
+                false,
+                format!("{f}[g {{}}]"),
+            ),
+            (
+                "<tool_call>\n<function=f>\n<parameter=s>\nx\n<tool_call>\n<function=g>\n",
+                false,
+                format!("{f}[g {{}}]"),
+            ),
+            (
+                "<tool_call>\n<function=g>\n</function>\n<function=g>\n</function>\n</tool_call>",
+                false,
+                "[g {}][g {}]".into(),
+            ),
+            // Inside thinking.
+            (
+                "why\n\n<tool_call>\n<function=g>\n</function>\n</tool_call>\n</think>\n\nso",
+                true,
+                "{why}[g {}]so".into(),
+            ),
+            ("why\n<function=g>\n</function>", true, "{why}[g {}]".into()),
+            ("why <function=g> is", true, "{why <function=g> is}".into()),
+            ("why\n<tool_call>\n</think>\n\nso", true, "{why\n<tool_call>}so".into()),
+            // No call at all.
+            ("say <function=other> now", false, "say <function=other> now".into()),
+            (
+                "<tool_call>{\"name\": \"f\"}</tool_call>",
+                false,
+                "<tool_call>{\"name\": \"f\"}</tool_call>".into(),
+            ),
+            ("<tool_call>\n", false, "<tool_call>\n".into()),
+            ("<tool_call>\n<function=>\n", false, "<tool_call>\n<function=>\n".into()),
+        ] {
+            assert_eq!(sketch(reply, thinking), expected, "{reply:?}");
+        }
+    }
+
+    #[test]
+    fn text_in_a_call_is_content_and_so_is_a_second_value() {
+        let reply = "<tool_call>\n<function=f>\nwell \n<parameter=s>\nx\n</parameter>\n\
+            <parameter=i>\n1\n</parameter>\n<parameter=s>\ny\n</parameter>\n</function>\n</tool_call>";
+        let events = parse([reply], false);
+        let mut result = Reply::default();
+        events.iter().for_each(|event| result.add(event));
+        // The second `s` follows a closed parameter, so it cannot be part of that one's value only if
+        // the key is new: here it is kept as text of the value before it.
+        assert_eq!(result.tool_calls.len(), 1);
+        assert!(result.content.starts_with("well"), "{events:?}");
+        let all = format!("{events:?}");
+        assert!(all.contains('y'), "{all}");
+    }
+
+    #[test]
+    fn a_value_may_speak_of_tags() {
+        for value in [
+            "</parameter>",
+            "a </parameter> b",
+            "a\n</parameter>\nb",
+            "</function>",
+            "x </tool_call> y",
+            "\n</function>\nmore",
+            "<tool_call>",
+            "say <function=f> and <parameter=s>",
+            "</think><think>",
+            "</parameter></parameter>",
+            "<parameter=s>\n",
+            "trailing <",
+            "</parameter",
+            "\n\n",
+        ] {
+            let reply = format!(
+                "<tool_call>\n<function=f>\n<parameter=s>\n{value}\n</parameter>\n</function>\n</tool_call>"
+            );
+            let expected = format!("[f {{\"s\":{}}}]", Value::from(value));
+            assert_eq!(sketch(&reply, false), expected, "{value:?}");
+        }
+    }
+
+    #[test]
+    fn gives_out_text_as_soon_as_it_cannot_be_a_tag() {
+        let mut parser = ReplyParser::new(&tools(), false);
+        let content = |text: &str| vec![Event::Content(text.to_owned())];
+        assert_eq!(parser.push("Hello"), content("Hello"));
+        assert_eq!(parser.push(" <"), content(" "));
+        assert_eq!(parser.push("b>\n"), content("<b>"));
+        assert_eq!(parser.push("\n\n"), content("\n"));
+        assert_eq!(parser.push("x"), content("\n\nx"));
+        assert_eq!(parser.push("<tool_call>"), []);
+        assert_eq!(
+            parser.push("<function=f><parameter=s>abc"),
+            [
+                Event::ToolCallStart { index: 0, name: "f".into() },
+                Event::ToolCallArguments { index: 0, json: "{\"s\":\"abc".into() },
+            ]
+        );
+        let more = Event::ToolCallArguments { index: 0, json: "\\\"".into() };
+        assert_eq!(parser.push("\""), [more]);
+        assert_eq!(parser.push("\n"), []);
+    }
+
+    /// Work on a reply of this size, given whole and letter by letter.
+    fn work(unit: &str, start: &str, bytes: usize) -> usize {
+        let reply = start.to_owned() + &unit.repeat(bytes / unit.len());
+        let mut most = 0;
+        for step in [1, reply.len()] {
+            let mut parser = ReplyParser::new(&tools(), true);
+            let mut given = 0;
+            for piece in reply.as_bytes().chunks(step) {
+                given += parser.push(std::str::from_utf8(piece).unwrap()).len();
+            }
+            parser.parser.finish();
+            most = most.max(parser.parser.work + given);
+        }
+        most
+    }
+
+    #[test]
+    fn a_megabyte_of_anything_is_linear() {
+        let value = "<tool_call><function=f><parameter=s>";
+        for (start, unit) in [
+            ("", "think "),
+            ("", "<"),
+            ("", "\n"),
+            ("", "<tool_call>"),
+            ("", "<tool_call>\n"),
+            ("<tool_call>", " "),
+            ("</think>", " "),
+            ("</think>", "\n<think"),
+            ("<tool_call><function=", "x"),
+            ("<tool_call><function=f>", "<parameter="),
+            ("<tool_call><function=f>", "stray </parameter>"),
+            (value, "x\n"),
+            (value, "</parameter>"),
+            (value, "</parameter> \n"),
+            (value, "\n</function>\n"),
+            (value, "</tool_call>"),
+            (&format!("{value}</parameter>"), " "),
+            ("", "<tool_call><function=g>"),
+        ] {
+            let small = work(unit, start, 1 << 14);
+            let large = work(unit, start, 1 << 20);
+            // Sixty-four times the text, and no more than that much more work.
+            assert!(large <= small * 66 + 4096, "{start:?} {unit:?}: {small} -> {large}");
+            assert!(large <= 12 << 20, "{start:?} {unit:?}: {large}");
+        }
+    }
+
+    /// Replies made of what matters to the parser.
+    fn replies() -> impl Strategy<Value = String> {
+        let atoms = [
+            "<think>",
+            "</think>",
+            "<tool_call>",
+            "</tool_call>",
+            "<function=f>",
+            "<function=g>",
+            "<function=nobody>",
+            "</function>",
+            "<parameter=s>",
+            "<parameter=i>",
+            "<parameter=o>",
+            "<parameter=a>",
+            "<parameter=x>",
+            "</parameter>",
+            "\n",
+            "\n",
+            "\n\n",
+            " ",
+            "Q",
+            "Z1",
+            "5",
+            "{\"k\": [1]}",
+            "\"",
+            "\\",
+            "é",
+            "🙂",
+            "<",
+            ">",
+            "</",
+            "null",
+            "<tool",
+            "</param",
+        ];
+        prop::collection::vec(prop::sample::select(atoms.to_vec()), 0..40)
+            .prop_map(|atoms| atoms.concat())
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(2000))]
+
+        #[test]
+        fn cuts_do_not_matter_and_nothing_is_lost(
+            reply in replies(),
+            thinking: bool,
+            piece_chars in 1usize..9,
+        ) {
+            check(&reply, thinking, piece_chars);
+        }
+
+        #[test]
+        fn a_written_call_is_read_back(
+            reasoning in "[a-z \\n]{0,20}",
+            content in "[a-z<>\\n]{0,20}",
+            values in prop::collection::btree_map("[a-z]{2,6}", "[a-z<>/= \"\\n]{0,20}", 0..5),
+        ) {
+            let (reasoning, content) = (reasoning.trim(), content.trim());
+            let mut reply = format!("{reasoning}\n</think>\n\n{content}");
+            if !content.is_empty() {
+                reply += "\n\n";
+            }
+            reply += "<tool_call>\n<function=h>\n";
+            for (key, value) in &values {
+                reply += &format!("<parameter={key}>\n{value}\n</parameter>\n");
+            }
+            reply += "</function>\n</tool_call>";
+            let mut result = Reply::default();
+            parse([reply.as_str()], true).iter().for_each(|event| result.add(event));
+            prop_assert_eq!(result.reasoning, reasoning);
+            prop_assert_eq!(result.content, content);
+            prop_assert_eq!(result.tool_calls.len(), 1);
+            prop_assert_eq!(&result.tool_calls[0].name, "h");
+            let arguments: Vec<(String, String)> = result.tool_calls[0]
+                .arguments
+                .iter()
+                .map(|(key, value)| (key.clone(), value.as_str().unwrap_or_default().to_owned()))
+                .collect();
+            prop_assert_eq!(arguments, values.into_iter().collect::<Vec<_>>());
+        }
+    }
+}

@@ -1,0 +1,8 @@
+//! Tests of the public interface, by subject.
+
+mod demo;
+mod fixtures;
+mod hostile_files;
+mod hostile_templates;
+mod injection;
+mod published;
