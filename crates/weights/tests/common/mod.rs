@@ -2,7 +2,8 @@
 
 #![allow(dead_code, reason = "each test program uses some of it")]
 
-use calla_model::{LayerKind, Shape};
+use calla_model::network::{CheckpointParts, Mixer};
+use calla_model::{AffineFormat, LayerKind, Matrix, Network, Shape};
 use calla_weights::{Checkpoint, header, synth};
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -127,4 +128,90 @@ pub(crate) fn assert_says(message: &str, parts: &[&str]) {
     for part in parts {
         assert!(message.contains(part), "{message:?} does not say {part:?}");
     }
+}
+
+/// The tensors with every quantised module replaced by its values in bf16.
+pub(crate) fn dequantised(tensors: &Tensors) -> Tensors {
+    let mut result = tensors.clone();
+    for (name, scales) in tensors {
+        let Some(path) = name.strip_suffix(".scales") else { continue };
+        let [weight, biases] =
+            [".weight", ".biases"].map(|suffix| &tensors[&format!("{path}{suffix}")]);
+        let bits = if path.ends_with("gate") { 8 } else { 4 };
+        let cols = weight.shape.last().unwrap() * 32 / bits;
+        let format = AffineFormat::new(bits, cols / scales.shape.last().unwrap()).unwrap();
+        let (s, b) = (scales.values(), biases.values());
+        let rows = weight.bytes.chunks_exact(format.packed_row_bytes(cols)).enumerate();
+        let values = rows.flat_map(|(i, row)| {
+            let (s, b) = (&s[i * format.groups(cols)..], &b[i * format.groups(cols)..]);
+            (0..cols)
+                .map(|j| {
+                    let group = j / format.group();
+                    s[group].mul_add(format.unpack(row, j) as f32, b[group])
+                })
+                .collect::<Vec<_>>()
+        });
+        let shape = [&weight.shape[..weight.shape.len() - 1], &[cols]].concat();
+        result.insert(format!("{path}.weight"), RawTensor::bf16(&shape, values));
+        result.remove(name);
+        result.remove(&format!("{path}.biases"));
+    }
+    result
+}
+
+/// Takes everything about quantisation out of the configuration in `dir`.
+pub(crate) fn forget_quantization(dir: &Path) {
+    edit_config(dir, |config| {
+        config.as_object_mut().unwrap().remove("quantization");
+    });
+}
+
+pub(crate) fn edit_config(dir: &Path, edit: impl FnOnce(&mut serde_json::Value)) {
+    let path = dir.join("config.json");
+    let mut config = serde_json::from_str(&std::fs::read_to_string(&path).unwrap()).unwrap();
+    edit(&mut config);
+    std::fs::write(path, config.to_string()).unwrap();
+}
+
+/// All values of a network, module by module in the order of the walk.
+pub(crate) fn values(network: &Network<CheckpointParts>) -> Vec<Vec<f32>> {
+    let mut all = vec![matrix(&network.embed_tokens), network.norm.clone()];
+    all.extend(network.lm_head.as_ref().map(matrix));
+    let layers = network.layers.iter().chain(network.mtp.as_ref().map(|mtp| &mtp.layer));
+    for layer in layers {
+        all.push(layer.input_layernorm.clone());
+        match &layer.mixer {
+            Mixer::DeltaNet(m) => {
+                let matrices =
+                    [&m.in_proj_qkv, &m.in_proj_z, &m.in_proj_b, &m.in_proj_a, &m.out_proj];
+                all.extend(matrices.map(matrix));
+                all.extend([&m.conv1d, &m.a_log, &m.dt_bias, &m.norm].map(Clone::clone));
+            }
+            Mixer::Attention(m) => {
+                all.extend([&m.q_proj, &m.k_proj, &m.v_proj, &m.o_proj].map(matrix));
+                all.extend([&m.q_norm, &m.k_norm].map(Clone::clone));
+            }
+        }
+        all.push(layer.post_attention_layernorm.clone());
+        let moe = &layer.moe;
+        let shared = [&moe.shared_gate_proj, &moe.shared_up_proj, &moe.shared_down_proj];
+        all.extend([&moe.gate, &moe.shared_expert_gate].into_iter().chain(shared).map(matrix));
+        for experts in [&moe.gate_proj, &moe.up_proj, &moe.down_proj] {
+            all.extend(experts.iter().map(matrix));
+        }
+    }
+    if let Some(mtp) = &network.mtp {
+        all.push(matrix(&mtp.fc));
+        let norms = [&mtp.pre_fc_norm_embedding, &mtp.pre_fc_norm_hidden, &mtp.norm];
+        all.extend(norms.map(Clone::clone));
+    }
+    all
+}
+
+fn matrix(matrix: &Matrix) -> Vec<f32> {
+    let mut out = vec![0.0; matrix.rows() * matrix.cols()];
+    for (i, row) in out.chunks_exact_mut(matrix.cols()).enumerate() {
+        matrix.read_row(i, row);
+    }
+    out
 }
