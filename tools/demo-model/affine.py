@@ -1,7 +1,7 @@
 """MLX's affine quantisation in numpy: matrix to codes, codes to packed words, and back.
 
-A row of a matrix is cut into groups; each group has a scale and a bias, and a weight is scale * code
-+ bias. Codes lie in a row as one little-endian bit stream, the first code in the lowest bits of the
+A row of a matrix is cut into groups; each group has a scale and a bias, and a weight is
+scale * code + bias. Codes lie in a row as one little-endian bit stream, the first code in the lowest bits of the
 first 32-bit word.
 """
 
@@ -13,7 +13,7 @@ SMALLEST_SCALE = np.float32(1e-7)
 
 
 class Quantized(NamedTuple):
-    """packed [..., n * bits / 32] uint32; scales and biases [..., n / group] float32 (bf16 values)."""
+    """packed [..., n * bits / 32] uint32; scales, biases [..., n / group] float32, bf16 values."""
 
     packed: np.ndarray
     scales: np.ndarray

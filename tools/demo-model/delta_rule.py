@@ -4,7 +4,7 @@ Within a chunk the rule becomes matrix products and the inverse of a unit lower-
 (Yang et al., "Gated Delta Networks", 2024); only the state that passes from chunk to chunk is
 sequential. `tools/peers/reference_numpy.py` has the same rule one token at a time.
 
-Shapes: B batch, T tokens, H heads, N chunks, C = 64 tokens a chunk, dk and dv widths of key and value.
+Shapes: B batch, T tokens, H heads, N chunks, C = 64 tokens a chunk, dk and dv key and value widths.
 """
 
 from typing import NamedTuple
@@ -23,9 +23,9 @@ SCANNED_AT_ONCE = 16
 class ChunkTerms(NamedTuple):
     """What the sequential part needs of each chunk, [B, H, N, ...].
 
-    With S the state [dk, dv] before the chunk: the corrected values are V = values - state_read @ S,
-    the outputs query_state @ S + query_key @ V, and the state after it chunk_decay * S +
-    key_state^T @ V.
+    With S the state [dk, dv] before the chunk, the corrected values are
+    V = values - state_read @ S, the outputs query_state @ S + query_key @ V, and the state after it
+    chunk_decay * S + key_state^T @ V.
     """
 
     values: Tensor  # [C, dv]
@@ -80,7 +80,7 @@ def chunk_terms(
 ) -> ChunkTerms:
     """All that can be computed for every chunk at once.
 
-    query, key [B, T, H, dk] before normalisation, value [B, T, H, dv], log_decay and beta [B, T, H].
+    query, key [B, T, H, dk] before normalisation, value [B, T, H, dv], log_decay, beta [B, T, H].
     With `bf16_products` the large products run in bf16; the inverse is always float32.
     """
     batch, tokens, heads, key_width = query.shape
@@ -110,7 +110,7 @@ def chunk_terms(
     strict_lower = (product(scaled_key, key.transpose(-1, -2)) * decay).tril(-1)
     with torch.no_grad():
         inverse = inverse_of_unit_lower(strict_lower.detach())
-    # The value is the inverse; the gradient is the exact -X dA X, without a pass through the series.
+    # The value is the inverse; the gradient is the exact -X dA X, not a pass through the series.
     inverse = inverse - inverse @ ((strict_lower - strict_lower.detach()) @ inverse)
     from_start = total.exp()[..., None]
     to_end = (total[..., -1:] - total).exp()[..., None]

@@ -1,7 +1,7 @@
 """The network of the demo model for training: the maths of Qwen3.5/3.6-MoE text models in torch.
 
-Weights live in stacks, one tensor for the same matrix of all layers; `hf_names.py` translates to and
-from Hugging Face's names. Layers 0, 1, 2, 4, 5, 6 are Gated DeltaNet, 3 and 7 gated attention; the
+Weights live in stacks, one tensor for the same matrix of all layers; `hf_names.py` translates to
+and from Hugging Face's names. Layers 0, 1, 2, 4, 5, 6 are Gated DeltaNet, 3 and 7 gated attention; the
 multi-token-prediction layer is attention and takes the last place of each stack. Every token visits
 every expert, with weight 0 for those not chosen: at this size that is faster than sorting tokens.
 
@@ -261,7 +261,7 @@ def attention_inputs(
     key_norm: Tensor,
     positions: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Norm, projections and rotation: query, key, value [B, T, heads, HEAD_DIM], gate [B, T, -1]."""
+    """Norm, projections, rotation: query, key, value [B, T, heads, HEAD_DIM], gate [B, T, -1]."""
     batch, tokens, _ = x.shape
     h = rms_norm(x, norm)
     both = (h @ query_weight.t()).view(batch, tokens, HEADS, 2 * HEAD_DIM)
@@ -291,7 +291,7 @@ def mixture_of_experts(
     shared_down: Tensor,
     shared_gate: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The residual stream after the experts, the balance loss, each expert's share of the tokens."""
+    """The residual stream after the experts, the balance loss, each expert's load."""
     batch, tokens, _ = x.shape
     h = rms_norm(x, norm).reshape(batch * tokens, HIDDEN)
     probabilities = torch.softmax((h @ router.t()).float(), -1)

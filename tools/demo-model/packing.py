@@ -1,8 +1,8 @@
 """Turns generated chats into rows of token ids for training, with a weight for each token.
 
-A row holds several chats one after another; positions start at 0 for each, and neither attention nor
-the recurrent state may look across that border. The tail of a row is filled with end-of-text tokens
-of weight 0.
+A row holds several chats one after another; positions start at 0 for each, and neither attention
+nor the recurrent state may look across that border. The tail of a row is filled with end-of-text
+tokens of weight 0.
 """
 
 import os
