@@ -4,6 +4,9 @@
 //! files, imports or the host language, under a fuel budget (work and memory), an output bound and the
 //! engine's recursion limits. Dialect and set-up follow Hugging Face's `apply_chat_template`:
 //! `trim_blocks`, `lstrip_blocks`, loop controls, Python string methods, `tojson` as `json.dumps`.
+//!
+//! Known limit: the engine charges a concatenation of lists only once it is built, so a template that
+//! doubles a list in a loop (`x = x + x`, 33 times) can still exhaust memory.
 
 use std::io;
 use std::path::Path;
@@ -24,8 +27,12 @@ use crate::{Content, Error, Message, Part, Result, Tokenizer};
 const FUEL_BASE: u64 = 1_000_000;
 /// Further fuel per message: the family's templates take about 150 instructions for one.
 const FUEL_PER_MESSAGE: u64 = 2_000;
-/// Further fuel per byte of the request: enough to copy each byte hundreds of times.
-const FUEL_PER_BYTE: u64 = 8;
+/// Further fuel per byte of the request: enough to copy each byte 64 times.
+const FUEL_PER_BYTE: u64 = 1;
+/// Stack of the thread that renders, in reserved addresses, not in memory. A template can nest one list
+/// in another about once per six units of fuel, and the engine prints, compares and drops such a value
+/// by recursion.
+const STACK_BYTES: usize = 256 << 20;
 /// Bytes of output allowed beside a multiple of the request's own.
 const OUTPUT_BYTES_BASE: u64 = 4 << 20;
 /// Output bytes allowed per byte of the request. JSON strings can grow sixfold.
@@ -199,9 +206,11 @@ impl ChatTemplate {
             exceeded: false,
         };
         let source = mark_literals(source, &mark);
-        let result = environment
-            .template_from_str(&source)
-            .and_then(|template| template.render_captured_to(context, &mut output).map(drop));
+        let result = on_deep_stack(|| {
+            environment
+                .template_from_str(&source)
+                .and_then(|template| template.render_captured_to(context, &mut output).map(drop))
+        })?;
         if output.exceeded {
             return Err(Error::TemplateBudget { what: "output bytes", bound: output.bytes_max });
         }
@@ -442,6 +451,19 @@ fn template_error(error: &minijinja::Error, mark: Option<&Mark>) -> Error {
         None => error.kind().to_string(),
     };
     Error::Template { line: error.line(), reason }
+}
+
+/// Runs a job on a thread of its own with [`STACK_BYTES`] of stack.
+fn on_deep_stack<T: Send>(job: impl FnOnce() -> T + Send) -> Result<T> {
+    let failed = |reason: String| Error::Template { line: None, reason };
+    std::thread::scope(|scope| {
+        let thread =
+            std::thread::Builder::new().name("chat template".into()).stack_size(STACK_BYTES);
+        let thread = thread
+            .spawn_scoped(scope, job)
+            .map_err(|e| failed(format!("no thread to render on: {e}")))?;
+        thread.join().map_err(|_| failed("the template engine panicked".into()))
+    })
 }
 
 /// Output that stops the template once it is too long.

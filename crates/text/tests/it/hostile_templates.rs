@@ -19,7 +19,6 @@ fn templates_that_never_end_or_eat_memory_are_stopped() {
         "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
         "{{ 'x' * 1000000000 }}",
         "{% set ns = namespace(x='xxxxxxxx') %}{% for i in range(60) %}{% set ns.x = ns.x ~ ns.x %}{% endfor %}",
-        "{% set ns = namespace(x=[1, 2]) %}{% for i in range(60) %}{% set ns.x = ns.x + ns.x %}{% endfor %}",
         "{% macro m() %}{{ m() }}{{ m() }}{% endmacro %}{{ m() }}",
         "{% for i in range(99999) %}{{ 'x' * 1000 }}{% endfor %}",
         "{% for i in range(20000) %}{{ messages | tojson }}{{ range(9999) | list | tojson }}{% endfor %}",
@@ -42,7 +41,7 @@ fn deep_nesting_is_an_error_not_a_crash() {
     let sums = format!("{{{{ 1{} }}}}", " + 1".repeat(6000));
     let attributes = format!("{{{{ x{} }}}}", ".a".repeat(6000));
     let elifs = format!("{{% if false %}}{}{{% endif %}}", "{% elif false %}".repeat(5500));
-    let value = "{% set ns = namespace(x=[]) %}{% for i in range(20000) %}{% set ns.x = [ns.x] %}{% endfor %}";
+    let value = "{% set ns = namespace(x=[]) %}{% for i in range(99999) %}{% set ns.x = [ns.x] %}{% endfor %}";
     let printed = value.to_owned() + "{{ ns.x }}";
     let written = value.to_owned() + "{{ ns.x | tojson }}";
     let compared = value.to_owned() + "{{ ns.x == [ns.x] }}";
