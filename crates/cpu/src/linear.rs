@@ -1,0 +1,319 @@
+//! Products of activations with stored weights.
+//!
+//! One order of summation for every pair of an activation row and a weight row, whatever else is computed:
+//! sixteen chains `acc = w * x + acc` over the vectors of the row, then one fixed tree. With one row the
+//! weights are unpacked in registers; with more, a tile of weight rows is unpacked once into the cache and
+//! meets all rows in register tiles. Both make the same chains, so their bits agree.
+
+use crate::columns::Columns;
+use crate::inputs::{AlignedBlock, Inputs, Packed, blocks, blocks_mut};
+use crate::simd::{AvailableIsa, Block, Kernel, LANES, Simd};
+use crate::threads::Threads;
+use crate::unpack::{Dense, Format, Nibbles, Octets, Stream, WeightRow, widen};
+use calla_model::{Matrix, matrix::MatrixData};
+use std::cell::RefCell;
+use std::ops::Range;
+
+/// Bytes of unpacked weights that a task keeps in the second-level cache.
+const TILE_BYTES: usize = 128 * 1024;
+/// Bounds on the weight rows of a task; multiples of the height of a register tile.
+const TILE_OUTPUTS_MIN: usize = 16;
+const TILE_OUTPUTS_MAX: usize = 64;
+
+/// An activation row to multiply, and where its result goes.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct RowPair {
+    /// Row of the inputs.
+    pub(crate) input: u32,
+    /// Row of the outputs.
+    pub(crate) output: u32,
+}
+
+/// Rows `0..rows`, each to its own.
+pub(crate) fn identity(rows: usize) -> Vec<RowPair> {
+    (0..rows as u32).map(|row| RowPair { input: row, output: row }).collect()
+}
+
+/// `y[output] = weight x[input]` for some rows.
+pub(crate) struct Product<'a> {
+    /// The weight.
+    pub(crate) weight: &'a Matrix,
+    /// What is multiplied.
+    pub(crate) inputs: &'a Inputs,
+    /// Which rows of it.
+    pub(crate) rows: &'a [RowPair],
+    /// Where the results go.
+    pub(crate) y: &'a Columns<'a>,
+}
+
+impl Product<'_> {
+    /// Weight rows of one task.
+    fn tile_outputs(&self) -> usize {
+        let row_bytes = 4 * self.weight.cols().max(1);
+        (TILE_BYTES / row_bytes).clamp(TILE_OUTPUTS_MIN, TILE_OUTPUTS_MAX) / 4 * 4
+    }
+
+    /// Estimated time on one thread.
+    fn nanoseconds(&self) -> usize {
+        self.weight.rows() * self.weight.cols() * (1 + self.rows.len()) / 32
+    }
+}
+
+/// Computes products, all of them spread over the threads at once.
+///
+/// # Safety
+/// No row of a `y` may be the output of two of the row pairs of the list.
+pub(crate) unsafe fn products(isa: AvailableIsa, threads: &Threads, list: &[Product<'_>]) {
+    let mut tasks: Vec<(&Product<'_>, Range<usize>)> = vec![];
+    for product in list.iter().filter(|p| !p.rows.is_empty()) {
+        let (outputs, tile) = (product.weight.rows(), product.tile_outputs());
+        tasks.extend((0..outputs).step_by(tile).map(|o| (product, o..(o + tile).min(outputs))));
+    }
+    let nanoseconds = list.iter().map(Product::nanoseconds).sum();
+    threads.for_each(tasks.len(), nanoseconds, |task| {
+        let (product, outputs) = &tasks[task];
+        SCRATCH.with_borrow_mut(|scratch| {
+            isa.run(Task { product, outputs: outputs.clone(), scratch });
+        });
+    });
+}
+
+thread_local! {
+    static SCRATCH: RefCell<Scratch> = const { RefCell::new(Scratch::new()) };
+}
+
+/// Working memory of a thread.
+struct Scratch {
+    scales: Vec<f32>,
+    biases: Vec<f32>,
+    tile: Vec<AlignedBlock>,
+}
+
+impl Scratch {
+    const fn new() -> Self {
+        Self { scales: vec![], biases: vec![], tile: vec![] }
+    }
+}
+
+/// Some outputs of a product.
+struct Task<'a> {
+    product: &'a Product<'a>,
+    outputs: Range<usize>,
+    scratch: &'a mut Scratch,
+}
+
+impl Kernel for Task<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, simd: S) {
+        let weight = self.product.weight;
+        match weight.data() {
+            MatrixData::Dense { dtype, values } => {
+                let row_bytes = weight.cols() * dtype.size();
+                self.scratch.scales.clear();
+                self.scratch.biases.clear();
+                let stored = Stored { bytes: values, row_bytes, groups: 0 };
+                self.in_format(simd, Dense(*dtype), stored);
+            }
+            MatrixData::Affine { format, packed, dtype, scales, biases } => {
+                let groups = format.groups(weight.cols());
+                let bytes = self.outputs.start * groups * dtype.size()..;
+                let count = self.outputs.len() * groups;
+                self.scratch.scales.resize(count, 0.0);
+                self.scratch.biases.resize(count, 0.0);
+                widen(simd, *dtype, &scales[bytes.clone()], &mut self.scratch.scales);
+                widen(simd, *dtype, &biases[bytes], &mut self.scratch.biases);
+                let row_bytes = format.packed_row_bytes(weight.cols());
+                let steps = format.group() / 32;
+                let stored = Stored { bytes: packed, row_bytes, groups };
+                match (format.bits(), steps) {
+                    (4, 2) => self.in_format(simd, Nibbles::<1>, stored),
+                    (4, 4) => self.in_format(simd, Nibbles::<2>, stored),
+                    (8, 1) => self.in_format(simd, Octets::<1>, stored),
+                    (8, 2) => self.in_format(simd, Octets::<2>, stored),
+                    (8, _) => self.in_format(simd, Octets::<4>, stored),
+                    (2, _) => self.in_format(simd, Stream::<2> { steps }, stored),
+                    (3, _) => self.in_format(simd, Stream::<3> { steps }, stored),
+                    (4, _) => self.in_format(simd, Stream::<4> { steps }, stored),
+                    (5, _) => self.in_format(simd, Stream::<5> { steps }, stored),
+                    (6, _) => self.in_format(simd, Stream::<6> { steps }, stored),
+                    // `AffineFormat` admits no other width.
+                    (bits, _) => unreachable!("{bits} bits"),
+                }
+            }
+        }
+    }
+}
+
+/// Packed integers or plain values of a whole matrix.
+struct Stored<'a> {
+    bytes: &'a [u8],
+    row_bytes: usize,
+    /// Scales of a row.
+    groups: usize,
+}
+
+impl Task<'_> {
+    /// The scratch has the scales of this task's rows.
+    #[inline(always)]
+    fn in_format<S: Simd, F: Format<N>, const N: usize>(
+        self,
+        simd: S,
+        format: F,
+        stored: Stored<'_>,
+    ) {
+        let Self { product, outputs, scratch } = self;
+        let x = product.inputs.for_matrix(product.weight);
+        let tile = TileRows {
+            bytes: &stored.bytes[outputs.start * stored.row_bytes..],
+            row_bytes: stored.row_bytes,
+            scales: &scratch.scales,
+            biases: &scratch.biases,
+            groups: stored.groups,
+            cols: product.weight.cols(),
+        };
+        if let [row] = product.rows {
+            let row_x = x.row(row.input as usize);
+            // SAFETY: tasks of one product have distinct columns; the caller of `products` vouches that
+            // row pairs, of one product or two, have distinct rows.
+            let y = unsafe { product.y.piece(row.output as usize, outputs) };
+            one_row(simd, format, &tile, row_x, y);
+        } else {
+            let blocks_per_row = product.weight.cols().div_ceil(LANES);
+            // Register tiles are four weight rows high: rows beyond the last are stale and not stored.
+            let len = outputs.len().next_multiple_of(4) * blocks_per_row;
+            if scratch.tile.len() < len {
+                scratch.tile.resize(len, AlignedBlock([0.0; LANES]));
+            }
+            let unpacked = &mut scratch.tile[..len];
+            for (i, to) in (0..outputs.len()).zip(unpacked.chunks_exact_mut(blocks_per_row)) {
+                unpack_row(simd, format, tile.row(i), tile.cols, blocks_mut(to));
+            }
+            many_rows(simd, blocks(unpacked), blocks_per_row, x, product, outputs);
+        }
+    }
+}
+
+/// Consecutive weight rows as stored.
+struct TileRows<'a> {
+    bytes: &'a [u8],
+    row_bytes: usize,
+    scales: &'a [f32],
+    biases: &'a [f32],
+    groups: usize,
+    cols: usize,
+}
+
+impl<'a> TileRows<'a> {
+    #[inline(always)]
+    fn row(&self, i: usize) -> WeightRow<'a> {
+        WeightRow {
+            bytes: &self.bytes[i * self.row_bytes..],
+            scales: &self.scales[i * self.groups..][..self.groups],
+            biases: &self.biases[i * self.groups..][..self.groups],
+        }
+    }
+}
+
+/// One activation row with consecutive weight rows, unpacked on the fly.
+#[inline(always)]
+fn one_row<S: Simd, F: Format<N>, const N: usize>(
+    simd: S,
+    format: F,
+    tile: &TileRows<'_>,
+    x: &[Block],
+    y: &mut [f32],
+) {
+    let steps = x.as_chunks::<N>().0;
+    let count = y.len();
+    for (quad, y) in y.chunks_mut(4).enumerate() {
+        let first = 4 * quad;
+        // Past the last row, its product is computed again and dropped.
+        let last = count - 1;
+        let rows = [
+            tile.row(first),
+            tile.row((first + 1).min(last)),
+            tile.row((first + 2).min(last)),
+            tile.row((first + 3).min(last)),
+        ];
+        let mut acc = [simd.splat(0.0); 4];
+        for (step, x) in steps.iter().enumerate() {
+            for a in 0..4 {
+                let w = format.unpack(simd, rows[a], step, tile.cols);
+                for n in 0..N {
+                    acc[a] = simd.mul_add(w[n], simd.load(&x[n]), acc[a]);
+                }
+            }
+        }
+        y.copy_from_slice(&simd.sum4(acc)[..y.len()]);
+    }
+}
+
+#[inline(always)]
+fn unpack_row<S: Simd, F: Format<N>, const N: usize>(
+    simd: S,
+    format: F,
+    row: WeightRow<'_>,
+    cols: usize,
+    to: &mut [Block],
+) {
+    for (step, to) in to.as_chunks_mut::<N>().0.iter_mut().enumerate() {
+        let w = format.unpack(simd, row, step, cols);
+        for n in 0..N {
+            simd.store(w[n], &mut to[n]);
+        }
+    }
+}
+
+/// All rows of a product with an unpacked tile.
+#[inline(always)]
+fn many_rows<S: Simd>(
+    simd: S,
+    tile: &[Block],
+    blocks_per_row: usize,
+    x: &Packed,
+    product: &Product<'_>,
+    outputs: Range<usize>,
+) {
+    for rows in product.rows.chunks(S::TILE_ROWS) {
+        for (quad, w) in tile.chunks_exact(4 * blocks_per_row).enumerate() {
+            let start = outputs.start + 4 * quad;
+            let cols = start..(start + 4).min(outputs.end);
+            match rows.len() {
+                6 => tile_of::<S, 6>(simd, w, x, rows, product.y, cols),
+                5 => tile_of::<S, 5>(simd, w, x, rows, product.y, cols),
+                4 => tile_of::<S, 4>(simd, w, x, rows, product.y, cols),
+                3 => tile_of::<S, 3>(simd, w, x, rows, product.y, cols),
+                2 => tile_of::<S, 2>(simd, w, x, rows, product.y, cols),
+                _ => tile_of::<S, 1>(simd, w, x, rows, product.y, cols),
+            }
+        }
+    }
+}
+
+/// One register tile: four weight rows and `X` activation rows.
+#[inline(always)]
+fn tile_of<S: Simd, const X: usize>(
+    simd: S,
+    w: &[Block],
+    x: &Packed,
+    rows: &[RowPair],
+    y: &Columns<'_>,
+    cols: Range<usize>,
+) {
+    let n = w.len() / 4;
+    let w = [&w[..n], &w[n..2 * n], &w[2 * n..3 * n], &w[3 * n..]];
+    let mut xs: [&[Block]; X] = [&[]; X];
+    for b in 0..X {
+        xs[b] = x.row(rows[b].input as usize);
+    }
+    let acc = simd.dot_tile(w, xs);
+    for b in 0..X {
+        let sums = simd.sum4(acc[b]);
+        // SAFETY: tasks of one product have distinct columns; the caller of `products` vouches that row
+        // pairs, of one product or two, have distinct rows; this task holds one piece at a time.
+        let y = unsafe { y.piece(rows[b].output as usize, cols.clone()) };
+        y.copy_from_slice(&sums[..cols.len()]);
+    }
+}
