@@ -20,6 +20,7 @@ pub mod forward;
 pub mod gated_delta;
 pub mod gated_norm;
 pub mod linear;
+pub mod mtp;
 pub mod ops;
 pub mod qk_prep;
 pub mod reference;

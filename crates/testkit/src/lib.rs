@@ -9,6 +9,7 @@ pub mod compare;
 pub mod composed;
 pub mod conformance;
 mod corners;
+pub mod goldens;
 pub mod networks;
 pub mod operations;
 pub mod places;

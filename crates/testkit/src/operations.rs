@@ -43,6 +43,16 @@ pub fn all() -> Vec<Operation> {
     ]
 }
 
+/// One of [`all`].
+///
+/// # Panics
+/// If there is none of that name.
+#[must_use]
+pub fn named(name: &str) -> Operation {
+    let mut operations = all().into_iter();
+    operations.find(|op| op.name == name).unwrap_or_else(|| panic!("no operation \"{name}\""))
+}
+
 fn residual(i: &Inputs<'_>) -> Rows {
     i.rows("x", i.shape().hidden, 1.5)
 }

@@ -26,27 +26,37 @@ pub fn beside(name: &str) -> Option<PathBuf> {
     None
 }
 
-/// Checkpoints made by `tools/peers` (folders with a `config.json` and a `golden.npz`), in
-/// `$CALLA_FIXTURES` or `target/fixtures`; none, with the reason printed, where nobody made them.
+/// Checkpoints made by `tools/peers` with their goldens, below `$CALLA_FIXTURES` or `target/fixtures`; none,
+/// with the reason printed, where nobody made them. A checkpoint is `NAME/mlx` with `NAME/golden.npz`, or
+/// any folder that holds both.
 #[must_use]
-pub fn fixtures() -> Vec<PathBuf> {
+pub fn fixtures() -> Vec<(PathBuf, PathBuf)> {
     let root = std::env::var_os("CALLA_FIXTURES")
         .map_or_else(|| workspace().join("target/fixtures"), PathBuf::from);
-    let mut found: Vec<PathBuf> = std::fs::read_dir(&root)
-        .into_iter()
-        .flatten()
-        .filter_map(|entry| Some(entry.ok()?.path()))
-        .filter(|dir| dir.join("config.json").is_file() && goldens_in(dir).is_some())
-        .collect();
-    found.sort();
+    let mut found = Vec::new();
+    for dir in folders(&root) {
+        for candidate in std::iter::once(dir.clone()).chain(folders(&dir)) {
+            let own = candidate.join("golden.npz");
+            let outer = dir.join("golden.npz");
+            let goldens = if own.is_file() || !candidate.ends_with("mlx") { own } else { outer };
+            if candidate.join("config.json").is_file() && goldens.is_file() {
+                found.push((candidate, goldens));
+            }
+        }
+    }
     if found.is_empty() {
         println!("skipped: no checkpoints with goldens in {} (CALLA_FIXTURES)", root.display());
     }
     found
 }
 
-/// The goldens in a checkpoint folder, under either name in use.
-#[must_use]
-pub fn goldens_in(dir: &Path) -> Option<PathBuf> {
-    ["goldens.npz", "golden.npz"].map(|name| dir.join(name)).into_iter().find(|p| p.is_file())
+fn folders(of: &Path) -> Vec<PathBuf> {
+    let mut found: Vec<PathBuf> = std::fs::read_dir(of)
+        .into_iter()
+        .flatten()
+        .filter_map(|entry| Some(entry.ok()?.path()))
+        .filter(|path| path.is_dir())
+        .collect();
+    found.sort();
+    found
 }
