@@ -1,8 +1,8 @@
 """MLX's affine quantisation in numpy: matrix to codes, codes to packed words, and back.
 
 A row of a matrix is cut into groups; each group has a scale and a bias, and a weight is
-scale * code + bias. Codes lie in a row as one little-endian bit stream, the first code in the lowest bits of the
-first 32-bit word.
+scale * code + bias. Codes lie in a row as one little-endian bit stream, the first code in the
+lowest bits of the first 32-bit word.
 """
 
 from typing import NamedTuple

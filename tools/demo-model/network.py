@@ -1,9 +1,10 @@
 """The network of the demo model for training: the maths of Qwen3.5/3.6-MoE text models in torch.
 
 Weights live in stacks, one tensor for the same matrix of all layers; `hf_names.py` translates to
-and from Hugging Face's names. Layers 0, 1, 2, 4, 5, 6 are Gated DeltaNet, 3 and 7 gated attention; the
-multi-token-prediction layer is attention and takes the last place of each stack. Every token visits
-every expert, with weight 0 for those not chosen: at this size that is faster than sorting tokens.
+and from Hugging Face's names. Layers 0, 1, 2, 4, 5, 6 are Gated DeltaNet, 3 and 7 gated attention;
+the multi-token-prediction layer is attention and takes the last place of each stack. Every token
+visits every expert, with weight 0 for those not chosen: at this size that is faster than sorting
+tokens.
 
 Shapes: B batch, T tokens, H hidden size. A batch holds packed rows (see packing.py).
 """
