@@ -40,7 +40,8 @@ fn broken_tokenizer_files() {
 
 #[test]
 fn tokenizers_that_lie() {
-    let cases: Vec<(&str, fn(&mut Value), &str)> = vec![
+    type Case = (&'static str, fn(&mut Value), &'static str);
+    let cases: Vec<Case> = vec![
         ("hole", |j| j["added_tokens"][3]["id"] = json!(9999), "has id 9999"),
         ("huge id", |j| j["added_tokens"][0]["id"] = json!(u32::MAX), "has id"),
         ("negative id", |j| j["added_tokens"][0]["id"] = json!(-1), "invalid value"),
