@@ -13,8 +13,8 @@
 //! `template` for arguments of string methods.
 //!
 //! What this cannot stop is a template that writes both ends itself around user text, such as
-//! `'<' + name + '>'`. Templates of the family do not; roles, which some templates put there, are an
-//! enum.
+//! `'<' + name + '>'`, or one that turns user text back to front. Templates of the family do not; roles,
+//! which some templates put between such ends, are an enum.
 
 use std::borrow::Cow;
 use std::collections::BTreeSet;

@@ -248,10 +248,15 @@ impl Inner {
                 pair[0].content, pair[1].content, pair[0].id
             ));
         }
-        let last = added.last().map(|token| token.id);
-        let last = hf.get_vocab(false).into_values().chain(last).max();
+        // Copying the vocabulary to find its largest id takes longer than to see that it has no hole.
+        let count = hf.get_vocab_size(true);
+        let dense = (0..count as u32).all(|id| hf.id_to_token(id).is_some());
+        let vocab_size = match dense {
+            true => count,
+            false => hf.get_vocab(true).into_values().max().map_or(0, |id| id as usize + 1),
+        };
         Ok(Inner {
-            vocab_size: last.map_or(0, |id| id as usize + 1),
+            vocab_size,
             special_ids: added.iter().filter(|t| t.special).map(|t| t.id).collect(),
             added,
             named: BTreeMap::new(),

@@ -80,6 +80,14 @@ fn padding_and_truncation_are_ignored() {
 }
 
 #[test]
+fn the_size_covers_the_largest_id_over_a_hole() {
+    let tokenizer = load_changed(|json| json["model"]["vocab"]["A"] = json!(5000)).unwrap();
+    assert_eq!(tokenizer.vocab_size(), 5001);
+    assert_eq!(tokenizer.token(5000).as_deref(), Some("A"));
+    assert_eq!(tokenizer.token(4999), None);
+}
+
+#[test]
 fn an_added_token_that_text_can_spell_is_refused_when_it_does() {
     let tokenizer = load_changed(|json| {
         json["added_tokens"] = json!([{"id": 97, "content": "a", "special": true,
