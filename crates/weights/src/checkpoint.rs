@@ -13,6 +13,11 @@ use safetensors::Dtype;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
+/// Most files of one model; the unquantised 35B-A3B has 26.
+const SHARDS_MAX: usize = 1024;
+/// Longest small vector, in values: the largest hidden width that config.json may ask for.
+const SMALL_VECTOR_MAX: usize = 1 << 16;
+
 /// A checkpoint whose files are mapped and whose headers are proven; see [`Checkpoint::load`].
 #[derive(Debug)]
 pub struct Checkpoint {
@@ -52,6 +57,11 @@ impl<'a> Tensor<'a> {
 
     pub(crate) fn shape(&self) -> &'a [usize] {
         &self.entry.shape
+    }
+
+    /// Whether it can be a norm or the like, so that reading it as f32 takes little memory.
+    pub(crate) fn is_small_vector(&self) -> bool {
+        matches!(self.shape(), [len] if *len <= SMALL_VECTOR_MAX)
     }
 
     pub(crate) fn len_bytes(&self) -> usize {
@@ -211,8 +221,8 @@ impl Checkpoint {
     fn norm_convention(&self, part: impl Fn(&str) -> bool) -> Result<NormConvention, Error> {
         let vectors = self
             .text_tensors()
-            // A norm is a vector; a large tensor under its name is refused later, not read here.
-            .filter(|(name, tensor)| part(name) && is_norm(name) && tensor.shape().len() == 1)
+            // A large tensor under a norm's name is refused later, not read here.
+            .filter(|(name, tensor)| part(name) && is_norm(name) && tensor.is_small_vector())
             .map(|(_, tensor)| tensor.to_f32())
             .collect::<Result<Vec<_>, _>>()?;
         Ok(norms::convention(vectors.iter().map(Vec::as_slice)))
@@ -247,6 +257,10 @@ fn open_shards(repository: &Repository) -> Result<Vec<Shard>, Error> {
             ),
         ));
     }
+    if names.len() > SHARDS_MAX {
+        let problem = format!("it lists {} files; the limit is {SHARDS_MAX}", names.len());
+        return Err(index_error(&index_path, problem));
+    }
     let indexed = names.len();
     let is_mtp_file = |name: &String| name.starts_with("mtp");
     names.extend(repository.weight_files()?.into_iter().filter(is_mtp_file));
@@ -259,7 +273,9 @@ fn open_shards(repository: &Repository) -> Result<Vec<Shard>, Error> {
         }
         let shard = match Shard::open(repository, name) {
             Err(Error::Io { path, source, .. })
-                if from_index && source.kind() == std::io::ErrorKind::NotFound =>
+                if from_index
+                    && weight_map.is_some()
+                    && source.kind() == std::io::ErrorKind::NotFound =>
             {
                 let problem = format!(
                     "it lists {}, which is missing: is the download complete?",

@@ -100,8 +100,7 @@ extern "C" fn on_sigbus(
 ) {
     // SAFETY: with SA_SIGINFO the kernel passes a valid siginfo; for SIGBUS it has an address.
     let (code, address) = unsafe { ((*info).si_code, (*info).si_addr().addr()) };
-    // Sent by a process (kill, raise), not by a fault.
-    let sent = code <= 0 || code == libc::SI_USER;
+    let sent = was_sent(code);
     if !sent && let Some(message) = message_for(address) {
         // SAFETY: `message` is a live static slice; _exit does not return.
         unsafe {
@@ -118,6 +117,13 @@ extern "C" fn on_sigbus(
             libc::raise(signal);
         }
     }
+}
+
+/// Whether a process sent the signal (kill, raise), so that its address means nothing. Linux gives such
+/// signals codes up to 0, the BSDs this one; macOS also reports faults that it cannot explain as 0.
+fn was_sent(code: libc::c_int) -> bool {
+    const SI_USER_BSD: libc::c_int = 0x1_0001;
+    code == SI_USER_BSD || (code <= 0 && !cfg!(target_vendor = "apple"))
 }
 
 fn message_for(address: usize) -> Option<&'static [u8]> {

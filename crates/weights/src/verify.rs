@@ -129,7 +129,7 @@ fn count_32(bytes: &[u8]) -> Bad {
 /// What is odd about a small vector of finite values.
 fn implausible(checkpoint: &Checkpoint, name: &str, tensor: Tensor<'_>) -> Option<String> {
     let is_a_log = name.ends_with(".A_log");
-    if tensor.shape().len() != 1 || !(is_norm(name) || is_a_log) {
+    if !tensor.is_small_vector() || !(is_norm(name) || is_a_log) {
         return None;
     }
     let values = tensor.to_f32().ok()?;
@@ -160,7 +160,7 @@ fn trunk_mean(checkpoint: &Checkpoint) -> Option<Problem> {
     let mut first = None;
     let mut means = Vec::new();
     for (name, tensor) in checkpoint.text_tensors() {
-        if name.ends_with(".input_layernorm.weight") && !is_mtp(name) && tensor.shape().len() == 1 {
+        if name.ends_with(".input_layernorm.weight") && !is_mtp(name) && tensor.is_small_vector() {
             first.get_or_insert(tensor);
             means.push(norms::mean(&tensor.to_f32().ok()?));
         }
@@ -171,8 +171,8 @@ fn trunk_mean(checkpoint: &Checkpoint) -> Option<Problem> {
     (mean < min || mean > max).then_some(first).flatten().map(|tensor| Problem {
         tensor: tensor.name(),
         problem: format!(
-            "and the input norms of the other layers have a mean scale of {mean:.3}, outside of {min} to \
-             {max}: were they stored with an unusual offset?"
+            "has, averaged with the input norms of all layers, a mean scale of {mean:.3}, outside of {min} \
+             to {max}: were they stored with an unusual offset?"
         ),
     })
 }

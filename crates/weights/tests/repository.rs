@@ -146,6 +146,16 @@ fn a_bad_index_is_refused() {
 }
 
 #[test]
+fn the_number_of_files_is_bounded() {
+    let (dir, _) = tiny_dir();
+    std::fs::remove_file(dir.path().join("model.safetensors")).unwrap();
+    let tensors: Tensors =
+        (0..1025).map(|i| (format!("t{i}"), RawTensor::bf16(&[1], [0.0]))).collect();
+    write_index(dir.path(), &tensors, |name| format!("{name}.safetensors"));
+    assert_says(&refusal(dir.path()), &["it lists 1025 files; the limit is 1024"]);
+}
+
+#[test]
 fn the_index_names_plain_files_only() {
     let (dir, tensors) = tiny_dir();
     std::fs::remove_file(dir.path().join("model.safetensors")).unwrap();
@@ -227,6 +237,10 @@ mod links {
         std::fs::remove_dir(&file).unwrap();
         symlink("/dev/zero", &file).unwrap();
         assert_says(&refusal(dir.path()), &["leads to /dev/zero, outside of"]);
+
+        std::fs::remove_file(&file).unwrap();
+        symlink("nowhere", &file).unwrap();
+        assert_says(&refusal(dir.path()), &["cannot open", "model.safetensors: No such file"]);
 
         std::fs::remove_file(&file).unwrap();
         symlink("model.safetensors", &file).unwrap();
