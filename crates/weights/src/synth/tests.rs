@@ -159,3 +159,47 @@ fn nothing_is_overwritten_and_failures_leave_nothing() {
     left.sort();
     assert_eq!(left, ["config.json", "model.safetensors", "tokenizer.json"]);
 }
+
+/// Files with headers and holes instead of values: all of a large checkpoint but its bytes.
+fn write_hollow(options: &Options, dir: &Path) {
+    use std::io::Write;
+    let tensors = plan::plan(options);
+    for shard in write::shards(&tensors, SHARD_BYTES) {
+        let mut file = std::fs::File::create(dir.join(&shard.name)).unwrap();
+        file.write_all(&shard.header).unwrap();
+        file.set_len(shard.bytes).unwrap();
+    }
+    let index = write::index_json(&write::shards(&tensors, SHARD_BYTES));
+    std::fs::write(dir.join("model.safetensors.index.json"), index).unwrap();
+    let config = config::config_json(options, &tensors);
+    std::fs::write(dir.join("config.json"), config).unwrap();
+}
+
+#[test]
+#[cfg(unix)]
+fn the_full_size_opens_and_has_the_published_tensors_and_bytes() {
+    let dir = tempfile::tempdir().unwrap();
+    let options = Options { mtp: false, ..options(Shape::full(40)) };
+    write_hollow(&options, dir.path());
+    let check = || {
+        let checkpoint = Checkpoint::open(dir.path()).unwrap();
+        let (network, report) = checkpoint.load_with_report().unwrap();
+        assert_eq!(network.layers.len(), 40);
+        // Counts of the published MLX conversion without its vision tower.
+        assert_eq!(report.text_bytes, 19_508_787_456);
+        assert_eq!(inspect(&checkpoint).unwrap().tensors.len(), 1757);
+        assert_eq!(report.repacked_bytes, 0);
+        checkpoint.files().count()
+    };
+    assert_eq!(check(), 4);
+
+    // The published configuration speaks of the same modules.
+    let published =
+        Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../shared/qwen3.6/config.mlx-4bit.json");
+    if !published.exists() {
+        println!("skipped: {} is not there", published.display());
+        return;
+    }
+    std::fs::copy(published, dir.path().join("config.json")).unwrap();
+    assert_eq!(check(), 4);
+}

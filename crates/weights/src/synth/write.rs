@@ -30,11 +30,13 @@ const TOKENIZER_FILES: [&str; 8] = [
 
 /// One file to write.
 pub(super) struct PlannedShard<'a> {
-    name: String,
+    pub(super) name: String,
     /// Tensors with their place in the file, in that order.
     tensors: Vec<(&'a PlannedTensor, u64)>,
-    header: Vec<u8>,
-    bytes: u64,
+    /// The header with its length.
+    pub(super) header: Vec<u8>,
+    /// Length of the file.
+    pub(super) bytes: u64,
 }
 
 /// Divides tensors into files of at most `limit` bytes of tensors (or one tensor).
@@ -244,7 +246,8 @@ impl PlannedShard<'_> {
     }
 }
 
-fn index_json(shards: &[PlannedShard<'_>]) -> String {
+/// The text of the index of several files.
+pub(super) fn index_json(shards: &[PlannedShard<'_>]) -> String {
     let tensors = || shards.iter().flat_map(|s| s.tensors.iter().map(move |(t, _)| (s, *t)));
     let map: Map<String, Value> =
         tensors().map(|(shard, tensor)| (tensor.name.clone(), shard.name.clone().into())).collect();
