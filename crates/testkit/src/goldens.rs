@@ -2,10 +2,12 @@
 
 use calla_eval::evaluate::compare;
 use calla_eval::metrics::arg_max;
-use calla_eval::{Golden, Position, ReferenceLogits, Summary};
+use calla_eval::{Position, ReferenceLogits, Summary};
 use calla_model::shape::PAGE_TOKENS;
 use calla_ops::{Batch, Runner, Span};
 use std::time::Instant;
+
+pub use calla_eval::{Golden, read_goldens};
 
 /// What must hold over all positions of some goldens.
 #[derive(Clone, Copy, Debug)]

@@ -60,3 +60,15 @@ fn folders(of: &Path) -> Vec<PathBuf> {
     found.sort();
     found
 }
+
+/// Ids of `eos_token_id` in the text of a `generation_config.json`.
+///
+/// # Panics
+/// If it has none.
+#[must_use]
+pub fn end_tokens(generation_config: &str) -> Vec<u32> {
+    let config: serde_json::Value =
+        serde_json::from_str(generation_config).expect("generation_config.json is JSON");
+    let ids = config["eos_token_id"].as_array().expect("a list of end-of-turn ids");
+    ids.iter().map(|id| id.as_u64().expect("a token id") as u32).collect()
+}
