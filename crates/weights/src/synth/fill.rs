@@ -30,8 +30,8 @@ pub(super) struct Group {
     pub(super) std: f32,
     /// Groups per row.
     pub(super) per_row: usize,
-    /// Factor of each row, where rows differ.
-    pub(super) row_factors: Option<Arc<[f32]>>,
+    /// Added to the values of each row's first group: one number for all rows, or one per row.
+    pub(super) first_group_shifts: Option<Arc<[f32]>>,
 }
 
 /// Distribution of plain values.
@@ -84,18 +84,25 @@ impl Group {
         // Standard deviation of a uniform integer in 0..=levels.
         let integer_std = (levels * (levels + 2.0) / 12.0).sqrt();
         let size = self.std / integer_std;
-        let per_scale = match what {
-            GroupValue::Scale => 1.0,
-            // The mean of the group is 0.
-            GroupValue::Bias => -0.5 * levels,
-        };
         move |index| {
             let bits = random(stream, index as u64);
-            let factor = self.row_factors.as_ref().map_or(1.0, |rows| rows[index / self.per_row]);
             // Scales differ by group, and half of them are negative, as MLX's are.
-            let magnitude = short(size * factor * (0.75 + 0.5 * unit(bits)));
+            let magnitude = short(size * (0.75 + 0.5 * unit(bits)));
             let scale = if bits & 1 == 0 { magnitude } else { -magnitude };
-            per_scale * scale
+            match what {
+                GroupValue::Scale => scale,
+                // The mean of the group is 0 before the shift.
+                GroupValue::Bias => -0.5 * levels * scale + self.shift(index),
+            }
+        }
+    }
+
+    fn shift(&self, index: usize) -> f32 {
+        match &self.first_group_shifts {
+            Some(shifts) if index.is_multiple_of(self.per_row) => {
+                shifts[index / self.per_row % shifts.len()]
+            }
+            _ => 0.0,
         }
     }
 }

@@ -22,9 +22,9 @@ pub struct Options {
     pub seed: u64,
     /// Include the multi-token-prediction layer.
     pub mtp: bool,
-    /// 0 for a uniform load of the experts. Otherwise the routers' rows differ in size: expert of rank r
-    /// (from 0, in a random order per layer) has rows `1 + skew / sqrt(r + 1)` times as large, which makes
-    /// the few largest be chosen several times as often as the mean.
+    /// 0 for a uniform load of the experts. Otherwise the routers prefer experts, in a random order per
+    /// layer: the logit of the expert of rank r (from 0) is lowered by `skew * ln(r + 1)`, which makes the
+    /// loads fall like Zipf's law. 1 is already strong.
     pub skew: f32,
     /// Directory to copy tokenizer, chat template and generation settings from.
     pub tokenizer: Option<PathBuf>,

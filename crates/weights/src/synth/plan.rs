@@ -102,7 +102,7 @@ impl Plan<'_> {
             format,
             std,
             per_row: format.groups(cols),
-            row_factors: self.row_factors(canonical, leading),
+            first_group_shifts: self.shifts(canonical, leading[0], format.group()),
         };
         let groups = shape(format.groups(cols));
         // Scales and biases share a stream: each bias belongs to its scale.
@@ -127,19 +127,31 @@ impl Plan<'_> {
         }
     }
 
-    /// Sizes of a router's rows under a skewed load.
-    fn row_factors(&self, canonical: &str, leading: &[usize]) -> Option<Arc<[f32]>> {
-        if self.options.skew == 0.0 || !canonical.ends_with(".mlp.gate") {
+    /// A skewed load needs a bias, which routers do not have. So all embeddings get the same mean in their
+    /// first group, which the residual stream carries through all layers, and each router row turns that
+    /// into a logit offset of `-skew * ln(rank + 1)`: the loads of the experts fall like Zipf's law.
+    fn shifts(&self, canonical: &str, rows: usize, group: usize) -> Option<Arc<[f32]>> {
+        const EMBEDDING_MEAN: f32 = 1.0;
+        if self.options.skew == 0.0 {
             return None;
         }
-        let key = stream(self.options.seed, &format!("{canonical}.ranks"));
-        let mut order: Vec<usize> = (0..leading[0]).collect();
-        order.sort_by_key(|&expert| random(key, expert as u64));
-        let mut factors = vec![1.0; leading[0]];
-        for (rank, expert) in order.into_iter().enumerate() {
-            factors[expert] = 1.0 + self.options.skew / (rank as f32 + 1.0).sqrt();
+        if canonical == "model.embed_tokens" {
+            return Some([EMBEDDING_MEAN].into());
         }
-        Some(factors.into())
+        let path = canonical.strip_suffix(".mlp.gate")?;
+        // The norm before the router divides by the stream's size. It starts at 1 and each layer adds about
+        // 0.5 to its square (measured with `matrix_std`'s sizes). MTP's layer starts anew.
+        let layer = path.strip_prefix("model.layers.").and_then(|layer| layer.parse().ok());
+        let stream_size = (1.0 + 0.5 * layer.unwrap_or(0.0_f32)).sqrt();
+        let shift_per_logit = stream_size / (EMBEDDING_MEAN * group as f32);
+        let key = stream(self.options.seed, &format!("{canonical}.ranks"));
+        let mut order: Vec<usize> = (0..rows).collect();
+        order.sort_by_key(|&expert| random(key, expert as u64));
+        let mut shifts = vec![0.0; rows];
+        for (rank, expert) in order.into_iter().enumerate() {
+            shifts[expert] = -self.options.skew * (rank as f32 + 1.0).ln() * shift_per_logit;
+        }
+        Some(shifts.into())
     }
 }
 

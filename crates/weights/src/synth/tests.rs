@@ -120,19 +120,6 @@ fn odd_shapes_and_several_files_load() {
     assert!(verify(&checkpoint).is_clean());
     let down = &network.layers[0].moe.shared_down_proj;
     assert!(matches!(down.data(), calla_model::MatrixData::Dense { .. }), "{down:?}");
-
-    // Skew: the largest row of a router is 1 + 2 times as large as without, the smallest nearly as without.
-    let gate = &network.layers[0].moe.gate;
-    let mut row = vec![0.0; gate.cols()];
-    let mut sizes: Vec<f32> = (0..gate.rows())
-        .map(|i| {
-            gate.read_row(i, &mut row);
-            row.iter().map(|x| x * x).sum::<f32>().sqrt()
-        })
-        .collect();
-    sizes.sort_by(f32::total_cmp);
-    let ratio = sizes[19] / sizes[0];
-    assert!((1.5..2.8).contains(&ratio), "{sizes:?}");
 }
 
 #[test]
