@@ -32,7 +32,15 @@ fn manual() -> anyhow::Result<String> {
         section(subcommand, &mut page)?;
     }
     top.render_extra_section(&mut page)?;
-    Ok(String::from_utf8(page)?)
+    Ok(without_repeated_preamble(&String::from_utf8(page)?))
+}
+
+/// Each section brings the definition of the apostrophe along; the first one suffices.
+fn without_repeated_preamble(page: &str) -> String {
+    let mut lines = page.lines();
+    let mut out: Vec<&str> = lines.by_ref().take(2).collect();
+    out.extend(lines.filter(|line| !line.starts_with(".ie ") && !line.starts_with(".el ")));
+    out.join("\n") + "\n"
 }
 
 /// A command's section. Its own flags only: the global ones stand at the top.
@@ -49,11 +57,10 @@ fn section(command: &Command, page: &mut Vec<u8>) -> io::Result<()> {
     man.render_description_section(&mut body)?;
     man.render_options_section(&mut body)?;
     man.render_extra_section(&mut body)?;
-    // Sections of a page become subsections here; the page's own preamble comes once.
+    // Sections of a page become subsections here.
     for line in String::from_utf8_lossy(&body).lines() {
         match line.strip_prefix(".SH ") {
             Some(title) => writeln!(page, ".SS {title}")?,
-            None if line.starts_with(".ie ") || line.starts_with(".el ") => {}
             None => writeln!(page, "{line}")?,
         }
     }

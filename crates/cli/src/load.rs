@@ -29,6 +29,8 @@ pub(crate) struct Loaded {
     pub(crate) runner: Box<dyn Runner>,
     /// Words for the device.
     pub(crate) device: String,
+    /// Why this checkpoint was taken.
+    pub(crate) why: Why,
 }
 
 /// A loaded model with its text side.
@@ -42,6 +44,8 @@ pub(crate) struct Model {
     pub(crate) vocab_used: usize,
     pub(crate) session: Session,
     pub(crate) device: String,
+    /// Whether it is the repository's demo, which knows little.
+    pub(crate) is_demo: bool,
 }
 
 impl Model {
@@ -52,7 +56,7 @@ impl Model {
     }
 
     fn with_text(loaded: Loaded) -> anyhow::Result<Self> {
-        let Loaded { dir, config, runner, device } = loaded;
+        let Loaded { dir, config, runner, device, why } = loaded;
         let tokenizer = Tokenizer::load(&dir)?;
         let defaults = GenerationDefaults::load(&dir)?;
         let (ids, rows) = (tokenizer.vocab_size(), config.shape.vocab_size);
@@ -74,6 +78,7 @@ impl Model {
             vocab_used: ids,
             session: Session::new(runner),
             device,
+            is_demo: why == Why::Demo,
         })
     }
 
@@ -100,7 +105,7 @@ pub(crate) fn load(args: &ModelArgs, context: Option<usize>) -> anyhow::Result<L
             Err(error) if is_last => return Err(error),
             Err(error) => {
                 let dir = candidate.dir.display();
-                output::note(&format!("not taken: {dir} ({error:#})"));
+                output::note(&format!("not taken: {dir} ({})", output::chain(&error)));
                 fell_back = true;
             }
         }
@@ -131,7 +136,7 @@ fn load_one(
         .map_err(|refusal| with_alternative(refusal, candidate))?;
     let network = checkpoint.load()?;
     let (runner, device) = start(args, network, &config.shape, context)?;
-    Ok(Loaded { dir: dir.clone(), config, runner, device })
+    Ok(Loaded { dir: dir.clone(), config, runner, device, why: candidate.why })
 }
 
 /// Names the demo in a refusal of another model that the user named.

@@ -57,7 +57,7 @@ pub(crate) fn stdout_is_terminal() -> bool {
 }
 
 /// An error with its causes; a cause that the message before it already tells is left out.
-fn chain(error: &anyhow::Error) -> String {
+pub(crate) fn chain(error: &anyhow::Error) -> String {
     let mut text = String::new();
     for cause in error.chain() {
         let cause = cause.to_string();

@@ -160,3 +160,89 @@ impl ReplyAssembler {
         out.push(event);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+    use std::path::Path;
+
+    fn tokenizer() -> Tokenizer {
+        Tokenizer::load(&Path::new(env!("CARGO_MANIFEST_DIR")).join("../../demo")).unwrap()
+    }
+
+    /// All events of a reply that is given as text with control tokens in it, and its end.
+    fn assemble(form: ReplyForm<'_>, stops: &[&str], text: &str) -> (Vec<Event>, FinishedReply) {
+        let tokenizer = tokenizer();
+        let mut assembler = ReplyAssembler::new(&tokenizer, form, stops).unwrap();
+        let mut events = Vec::new();
+        for id in tokenizer.encode_raw(text).unwrap() {
+            events.extend(assembler.push(id));
+        }
+        let finished = assembler.finish();
+        events.extend(finished.events.iter().cloned());
+        (events, finished)
+    }
+
+    fn content(events: &[Event]) -> String {
+        let text = |event: &Event| match event {
+            Event::Content(text) => text.clone(),
+            _ => String::new(),
+        };
+        events.iter().map(text).collect()
+    }
+
+    const THINKING: ReplyForm<'_> = ReplyForm::Chat { thinking: true, tools: &[] };
+
+    #[test]
+    fn thinking_and_answer_come_apart_and_are_counted() {
+        let (events, finished) = assemble(THINKING, &[], "12 and 30\n</think>\n\nIt is 42 🙂.");
+        assert_eq!(finished.reply.reasoning, "12 and 30");
+        assert_eq!(finished.reply.content, "It is 42 🙂.");
+        assert_eq!(content(&events), finished.reply.content);
+        let thinking = tokenizer().encode_raw("12 and 30\n</think>").unwrap().len();
+        assert_eq!(finished.reasoning_tokens, thinking);
+        assert_eq!(finished.stopped, None);
+
+        let form = ReplyForm::Chat { thinking: false, tools: &[] };
+        let (_, finished) = assemble(form, &[], "It is 42.");
+        assert_eq!((finished.reply.content.as_str(), finished.reasoning_tokens), ("It is 42.", 0));
+    }
+
+    #[test]
+    fn stop_strings_count_in_the_answer_only() {
+        let text = "stop here\n</think>\n\nWe stop here, and no further.";
+        let (events, finished) = assemble(THINKING, &["zebra", " here,"], text);
+        assert_eq!(finished.reply.reasoning, "stop here");
+        assert_eq!(finished.reply.content, "We stop");
+        assert_eq!((finished.stopped, content(&events).as_str()), (Some(1), "We stop"));
+        // What looked like a beginning comes out at the end.
+        let (events, finished) = assemble(ReplyForm::Raw, &["further!"], "no further");
+        assert_eq!(finished.stopped, None);
+        assert_eq!(content(&events), "no further");
+    }
+
+    #[test]
+    fn calls_are_parsed_and_what_stood_before_them_is_not_lost() {
+        let tools = [json!({"type": "function", "function": {"name": "add", "parameters": {
+            "type": "object", "properties": {"a": {"type": "integer"}}}}})];
+        let form = ReplyForm::Chat { thinking: false, tools: &tools };
+        let call = "<tool_call>\n<function=add>\n<parameter=a>\n7\n</parameter>\n</function>\n</tool_call>";
+        let (events, finished) = assemble(form, &["wait!"], &format!("Let me wait\n\n{call}"));
+        assert_eq!(content(&events), "Let me wait");
+        assert_eq!(finished.reply.content, "Let me wait");
+        assert_eq!(finished.reply.tool_calls[0].name, "add");
+        assert_eq!(finished.reply.tool_calls[0].arguments["a"], 7);
+    }
+
+    #[test]
+    fn a_raw_reply_is_all_content() {
+        let (_, finished) = assemble(ReplyForm::Raw, &[], "a </think> b");
+        assert_eq!(finished.reply.content, "a </think> b");
+    }
+
+    #[test]
+    fn stop_strings_out_of_bounds_are_refused() {
+        assert!(ReplyAssembler::new(&tokenizer(), ReplyForm::Raw, &[""]).is_err());
+    }
+}

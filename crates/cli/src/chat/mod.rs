@@ -40,8 +40,13 @@ pub(crate) fn run(args: &ChatArgs) -> anyhow::Result<()> {
         chat.greet();
     }
     while let Some(line) = lines.next()? {
-        if !chat.take(command::parse(&line))? {
+        let input = command::parse(&line);
+        let is_turn = matches!(input, Input::Message(_) | Input::ToolResult(_));
+        if !chat.take(input)? {
             break;
+        }
+        if is_turn && lines.is_interactive() {
+            output::raw("\n")?;
         }
     }
     Ok(())
@@ -82,6 +87,11 @@ impl Chat<'_> {
             self.model.device,
             self.model.session.context_length()
         ));
+        if self.model.is_demo {
+            output::note(
+                "It is small and knows little. Try: 12 + 30 = ? or What is the capital of Peru?",
+            );
+        }
     }
 
     /// Does what a line asks for; `false` to leave. An error that a line brings about is told, and the chat
@@ -200,7 +210,7 @@ impl Chat<'_> {
             reused => format!(" ({reused} reused)"),
         };
         output::note(&format!(
-            "[prompt {}{reused}, {:.0} tok/s; reply {}, {:.1} tok/s]",
+            "[prompt {} tokens{reused}, prefill {:.0} tok/s; reply {} tokens, decode {:.1} tok/s]",
             outcome.prompt_tokens,
             outcome.prefill_rate(),
             outcome.ids.len(),

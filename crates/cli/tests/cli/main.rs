@@ -1,0 +1,11 @@
+//! The program from the outside: each command on the demo checkpoint, and what it says to bad input.
+
+mod bad_input;
+mod chat;
+mod docs;
+mod generate;
+mod info;
+mod logits;
+mod model_choice;
+mod support;
+mod text_tools;
