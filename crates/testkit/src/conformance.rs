@@ -214,39 +214,48 @@ impl Suite {
     /// # Panics
     /// As [`Suite::operation`].
     pub fn agrees(&self, name: &str) {
+        let operation = operations::named(name);
+        let mut worst = 0.0_f32;
         for model in Model::all() {
             for schedule in tile_edges(&model) {
-                self.conforms(&operations::named(name), &model, &schedule);
+                worst = worst.max(self.conforms(&operation, &model, &schedule));
             }
+        }
+        if let Some(bound) = operation.bound {
+            println!("{name}: off by at most {worst:.1e}, allowed {:.1e}", bound(&self.tolerance));
         }
     }
 
-    fn conforms(&self, operation: &Operation, model: &Model, schedule: &Schedule) {
+    /// The largest difference from the reference, relative as in [`compare::within`].
+    fn conforms(&self, operation: &Operation, model: &Model, schedule: &Schedule) -> f32 {
         let mut backend = (self.backend)(&model.shape, schedule.cache);
         let actual = run(operation, backend.as_mut(), model, schedule);
         let check = |expected: &[Vec<Rows>], bound: f32, against: &str| {
+            let mut worst = 0.0_f32;
             for (output, (actual, expected)) in actual.iter().zip(expected).enumerate() {
                 for (sequence, (actual, expected)) in actual.iter().zip(expected).enumerate() {
-                    if let Err(mismatch) = compare::within(actual, expected, bound) {
-                        let name = operation.name;
-                        panic!(
-                            "{name} against {against}: {mismatch}\n  output {output}, sequence \
-                             {sequence}; {schedule}\n  {model}"
-                        );
+                    match compare::within(actual, expected, bound) {
+                        Ok(difference) => worst = worst.max(difference.max_relative),
+                        Err(mismatch) => panic!(
+                            "{} against {against}: {mismatch}\n  output {output}, sequence \
+                             {sequence}; {schedule}\n  {model}",
+                            operation.name
+                        ),
                     }
                 }
             }
+            worst
         };
-        if let Some(bound) = operation.bound {
-            let mut reference = Reference::new(model.shape.clone(), schedule.cache);
-            let expected = run(operation, &mut reference, model, schedule);
-            check(&expected, bound(&self.tolerance), "the reference");
-        }
-        if operation.coarse && operation.bound.is_some() {
+        let Some(bound) = operation.bound else { return 0.0 };
+        let mut reference = Reference::new(model.shape.clone(), schedule.cache);
+        let expected = run(operation, &mut reference, model, schedule);
+        let worst = check(&expected, bound(&self.tolerance), "the reference");
+        if operation.coarse {
             let mut composed = (self.composed)(&model.shape, schedule.cache);
             let expected = run(operation, composed.as_mut(), model, schedule);
             check(&expected, self.tolerance.fused, "its composition");
         }
+        worst
     }
 
     /// The bits of a row do not depend on the batch, the cut or the neighbours.
