@@ -1,8 +1,8 @@
 //! Checkpoint files: opened and checked, loaded as views, described, verified, and made.
 //!
-//! Nothing that a file says is believed before the file's own size proves it, no allocation is larger
-//! than the file asks and is, and no weight is copied that can be used where it lies. This crate never
-//! computes an activation and knows no backend.
+//! Nothing that a file says is believed before the file's own size proves it, readers allocate only in
+//! proportion to what really lies in the file, and no weight is copied that can be used where it lies.
+//! This crate never computes an activation and knows no backend.
 
 mod checkpoint;
 mod error;
