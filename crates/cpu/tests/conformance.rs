@@ -22,5 +22,5 @@ mod best {
 mod portable {
     use super::*;
 
-    calla_testkit::conformance_tests!(suite(Isa::Portable));
+    calla_testkit::conformance_tests!(suite(Isa::Portable).longest(80));
 }

@@ -8,16 +8,14 @@ use calla_testkit::places;
 use calla_weights::Checkpoint;
 use std::path::Path;
 
-/// MLX in bf16 reaches 97.6 % and 2.3e-3 on the same file.
-const DEMO: Bars = Bars {
-    top1_above: &[(0.5, 1.0), (0.1, 0.99)],
-    kl_mean: 1e-3,
-    // Of the 20 likeliest tokens some are very unlikely, so this only catches gross errors.
-    logprob_diff: 1.0,
-};
+/// What arithmetic in f32 reaches, with room: the same divergence from transformers as the reference's.
+/// (What is asked of any backend is looser: the same first token above a margin of 0.5 and at 99 % above 0.1,
+/// mean divergence below 1e-3. MLX in bf16 reaches 97.6 % and 2.3e-3 on the same file.)
+const DEMO: Bars =
+    Bars { top1_above: &[(0.5, 1.0), (0.1, 1.0), (1e-3, 1.0)], kl_mean: 1e-5, logprob_diff: 2e-3 };
 
-/// Random weights flip experts easily; llama.cpp with 8-bit activations measures 4.3e-3.
-const RANDOM: Bars = Bars { top1_above: &[(0.0, 0.97)], kl_mean: 5e-3, logprob_diff: 1.0 };
+/// Random weights flip experts easily (llama.cpp with 8-bit activations measures 4.3e-3), but not in f32.
+const RANDOM: Bars = Bars { top1_above: &[(1e-3, 1.0)], kl_mean: 1e-6, logprob_diff: 2e-3 };
 
 fn runner(dir: &Path, goldens: &[Golden]) -> Executor<Cpu> {
     let checkpoint = Checkpoint::open(dir).unwrap();

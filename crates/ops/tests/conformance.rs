@@ -8,7 +8,7 @@ use calla_testkit::tolerance;
 fn suite() -> Suite {
     // Every bound but that of the recurrence is 0: this also proves the suite deterministic.
     Suite::new(|shape, cache| Reference::new(shape.clone(), cache), tolerance::REFERENCE)
-        .longest(80)
+        .longest(70)
 }
 
 calla_testkit::conformance_tests!(suite());

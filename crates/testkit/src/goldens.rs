@@ -28,7 +28,7 @@ pub fn require(what: &str, runner: &mut dyn Runner, goldens: &[Golden], bars: &B
     let start = Instant::now();
     let mut positions: Vec<(&str, usize, Position)> = Vec::new();
     for golden in goldens {
-        let compared = compare(runner, golden, 64).unwrap_or_else(|e| panic!("{what}: {e}"));
+        let compared = compare(runner, golden, 256).unwrap_or_else(|e| panic!("{what}: {e}"));
         let named = compared.into_iter().enumerate().map(|(i, p)| (golden.name.as_str(), i, p));
         positions.extend(named);
     }

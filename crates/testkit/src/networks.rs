@@ -65,6 +65,7 @@ impl Suite {
                 }
             }
             let metrics = summary.metrics().expect("positions were compared");
+            println!("{model}: mean divergence {:.1e}", metrics.kl_mean);
             assert!(
                 metrics.kl_mean <= self.tolerance.kl_mean,
                 "mean divergence {:.2e}, allowed {:.2e}\n  {metrics:?}\n  {schedule}\n  {model}",
