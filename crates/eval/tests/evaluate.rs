@@ -102,7 +102,8 @@ fn one_wrong_position_of_ten_is_seen() {
 fn what_cannot_be_compared_is_an_error() {
     let (golden, logits) = golden(70);
     let mut short = playback(logits.clone(), 1, |_, _| {});
-    let error = evaluate(&mut short, std::slice::from_ref(&golden), Options::default()).unwrap_err();
+    let error =
+        evaluate(&mut short, std::slice::from_ref(&golden), Options::default()).unwrap_err();
     assert!(matches!(error, EvalError::TooLong { tokens: 70, capacity: 64, .. }), "{error}");
 
     let mut nan = playback(logits.clone(), 2, |position, row| {
