@@ -187,10 +187,11 @@ pub struct Inspection {
     pub tensors: Vec<TensorInfo>,
     /// All matrices in the order of the network.
     pub modules: Vec<ModuleInfo>,
-    /// Bytes that loading will copy because their place in the file is not aligned for their type.
-    pub repacked_bytes: u64,
+    /// Bytes whose place in the file is not aligned for their type: the CPU reads them there, a GPU needs
+    /// them copied.
+    pub misaligned_bytes: u64,
     /// Tensors concerned.
-    pub repacked_tensors: usize,
+    pub misaligned_tensors: usize,
 }
 
 impl Inspection {
@@ -225,11 +226,11 @@ pub fn inspect(checkpoint: &Checkpoint) -> Result<Inspection, Error> {
     let mut describe = Describe {
         resolver: Resolver::new(checkpoint),
         modules: Vec::new(),
-        repacked_bytes: 0,
-        repacked_tensors: std::collections::BTreeSet::new(),
+        misaligned_bytes: 0,
+        misaligned_tensors: std::collections::BTreeSet::new(),
     };
     Network::build(checkpoint.shape(), &mut describe)?;
-    let Describe { resolver, modules, repacked_bytes, repacked_tensors } = describe;
+    let Describe { resolver, modules, misaligned_bytes, misaligned_tensors } = describe;
     resolver.finish()?;
     let text = checkpoint
         .text_tensors()
@@ -238,8 +239,8 @@ pub fn inspect(checkpoint: &Checkpoint) -> Result<Inspection, Error> {
     Ok(Inspection {
         tensors: text.chain(vision).collect(),
         modules,
-        repacked_bytes,
-        repacked_tensors: repacked_tensors.len(),
+        misaligned_bytes,
+        misaligned_tensors: misaligned_tensors.len(),
     })
 }
 
@@ -259,9 +260,9 @@ fn tensor_info(tensor: Tensor<'_>, part: Part) -> TensorInfo {
 struct Describe<'a> {
     resolver: Resolver<'a>,
     modules: Vec<ModuleInfo>,
-    repacked_bytes: u64,
+    misaligned_bytes: u64,
     /// Names in the files.
-    repacked_tensors: std::collections::BTreeSet<&'a str>,
+    misaligned_tensors: std::collections::BTreeSet<&'a str>,
 }
 
 /// A network of which only the walk matters.
@@ -282,8 +283,8 @@ impl<'a> Describe<'a> {
             sum += bytes;
             // Maps start at page boundaries, so the offset in the file decides alignment.
             if !tensor.entry.range.start.is_multiple_of(tensor.entry.dtype.bitsize() / 8) {
-                self.repacked_bytes += bytes;
-                self.repacked_tensors.insert(&tensor.entry.name);
+                self.misaligned_bytes += bytes;
+                self.misaligned_tensors.insert(&tensor.entry.name);
             }
         }
         sum

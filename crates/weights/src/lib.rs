@@ -25,7 +25,7 @@ pub use checkpoint::Checkpoint;
 pub use error::{Error, TensorName};
 pub use inspect::inspect;
 pub use layout::{Layout, NormConvention};
-pub use load::LoadReport;
+pub use load::{LoadReport, Placement};
 pub use quantize::quantize;
 pub use synth::synth;
 pub use verify::verify;

@@ -13,6 +13,16 @@ use rayon::prelude::*;
 /// What one thread copies at a time when a tensor is moved to an aligned place.
 const COPY_CHUNK_BYTES: usize = 4 << 20;
 
+/// Whether a backend can read values at any address.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Placement {
+    /// Every tensor is used where it lies: a CPU loads from any address. MLX pads nothing, so without this
+    /// most of its files would be copied whole.
+    AsStored,
+    /// Tensors at addresses that do not suit their type are copied to aligned ones.
+    Aligned,
+}
+
 /// What loading did besides making views.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LoadReport {
@@ -22,7 +32,8 @@ pub struct LoadReport {
     pub mtp_norms: Option<NormConvention>,
     /// Bytes of text tensors in the files.
     pub text_bytes: u64,
-    /// Bytes copied into memory because their place in the file is not aligned for their type.
+    /// Bytes copied into memory because their place in the file is not aligned for their type; none with
+    /// [`Placement::AsStored`].
     pub repacked_bytes: u64,
     /// Tensors that were copied for that reason.
     pub repacked_tensors: usize,
@@ -35,21 +46,24 @@ pub struct LoadReport {
 }
 
 impl Checkpoint {
-    /// The network as views into the mapped files. Only small vectors and tensors at misaligned places are
-    /// copied.
+    /// The network as views into the mapped files, as stored. Only small vectors are copied.
     ///
     /// # Errors
     /// If a module's tensors are missing or wrong, or a tensor belongs to no module.
     pub fn load(&self) -> Result<Network<CheckpointParts>, Error> {
-        self.load_with_report().map(|(network, _)| network)
+        self.load_with_report(Placement::AsStored).map(|(network, _)| network)
     }
 
-    /// Like [`Checkpoint::load`], and says what it did.
+    /// The network with its tensors placed as a backend needs them, and what that took.
     ///
     /// # Errors
     /// As [`Checkpoint::load`].
-    pub fn load_with_report(&self) -> Result<(Network<CheckpointParts>, LoadReport), Error> {
+    pub fn load_with_report(
+        &self,
+        placement: Placement,
+    ) -> Result<(Network<CheckpointParts>, LoadReport), Error> {
         let mut views = Views {
+            placement,
             resolver: Resolver::new(self),
             report: LoadReport {
                 layout: self.layout(),
@@ -63,7 +77,7 @@ impl Checkpoint {
             },
         };
         let network = Network::build(self.shape(), &mut views)?;
-        let Views { resolver, mut report } = views;
+        let Views { resolver, mut report, .. } = views;
         resolver.finish()?;
         report.warnings = norm_warnings(&network);
         for warning in &report.warnings {
@@ -75,6 +89,7 @@ impl Checkpoint {
 
 /// The source that makes views.
 struct Views<'a> {
+    placement: Placement,
     resolver: Resolver<'a>,
     report: LoadReport,
 }
@@ -171,13 +186,14 @@ impl Views<'_> {
         matrices.map_err(|source| Error::Matrix { module: stored.name(), source })
     }
 
-    /// The bytes of each expert's rows, each aligned for elements of `alignment` bytes. The tensor's shape
-    /// has been checked, so its length divides.
+    /// The bytes of each expert's rows, aligned for elements of `alignment` bytes where that is asked for.
+    /// The tensor's shape has been checked, so its length divides.
     fn pieces(&mut self, tensor: Tensor<'_>, rows_of: Rows, alignment: usize) -> Vec<Bytes> {
         let Rows { count, rows_stored, first_row, rows } = rows_of;
         let mut bytes = tensor.bytes();
         let row_bytes = bytes.len() / (count * rows_stored);
-        let misaligned = !bytes.as_ptr().addr().is_multiple_of(alignment);
+        let misaligned = self.placement == Placement::Aligned
+            && !bytes.as_ptr().addr().is_multiple_of(alignment);
         let is_whole = rows == rows_stored;
         if misaligned {
             self.report.repacked_bytes += (bytes.len() / rows_stored * rows) as u64;

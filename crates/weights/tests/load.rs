@@ -1,8 +1,8 @@
 //! Checkpoints as other programs write them load, in every layout.
 
-use calla_model::network::Mixer;
-use calla_model::{AffineFormat, MatrixData};
-use calla_weights::{Checkpoint, Layout, NormConvention};
+use calla_model::network::{CheckpointParts, Mixer};
+use calla_model::{AffineFormat, Matrix, MatrixData, Network};
+use calla_weights::{Checkpoint, Layout, NormConvention, Placement};
 use std::path::{Path, PathBuf};
 
 fn workspace() -> PathBuf {
@@ -13,12 +13,28 @@ fn workspace() -> PathBuf {
 fn the_demo_checkpoint_loads() {
     let checkpoint = Checkpoint::open(workspace().join("demo")).unwrap();
     assert_eq!(checkpoint.shape(), &calla_model::Shape::demo());
-    let (network, report) = checkpoint.load_with_report().unwrap();
+    let (network, report) = checkpoint.load_with_report(Placement::Aligned).unwrap();
     assert_eq!(report.layout, Layout::Mlx);
     assert_eq!(report.mtp_norms, Some(NormConvention::Full));
     // Its header has an odd length (MLX does not pad it), so every matrix lies at an odd address.
     assert!(report.repacked_bytes > report.text_bytes * 9 / 10, "{report:?}");
     assert_eq!(report.warnings, [""; 0]);
+    let aligned = |network: &Network<CheckpointParts>| {
+        network
+            .layers
+            .iter()
+            .all(|l| l.moe.gate.is_aligned() && l.moe.down_proj.iter().all(Matrix::is_aligned))
+    };
+    assert!(aligned(&network));
+    let (in_place, report) = checkpoint.load_with_report(Placement::AsStored).unwrap();
+    assert!(!aligned(&in_place));
+    assert_eq!((report.repacked_bytes, report.repacked_tensors), (0, 0));
+    let row = |network: &Network<CheckpointParts>| {
+        let mut row = vec![0.0; 256];
+        network.layers[5].moe.up_proj.get(31).read_row(63, &mut row);
+        row
+    };
+    assert_eq!(row(&network), row(&in_place));
     assert_eq!(network.layers.len(), 8);
     assert!(network.mtp.is_some());
     let gate = network.layers[0].moe.gate.data();
@@ -36,7 +52,8 @@ fn a_checkpoint_by_another_converter_loads() {
         println!("skipped: {} is not there", dir.display());
         return;
     }
-    let (network, report) = Checkpoint::open(dir).unwrap().load_with_report().unwrap();
+    let (network, report) =
+        Checkpoint::open(dir).unwrap().load_with_report(Placement::Aligned).unwrap();
     assert_eq!(report.layout, Layout::Mlx);
     assert!(network.mtp.is_none());
 }

@@ -55,14 +55,15 @@ fn weights_text(out: &mut String, weights: &Weights) {
         let text = format!("vision tower, {skipped} tensors, {}", bytes(skipped_bytes));
         line(out, "skipped", &text);
     }
-    let repacked = match inspection.repacked_tensors {
-        0 => "none: every tensor is used where it lies".to_owned(),
+    let misaligned = match inspection.misaligned_tensors {
+        0 => "every tensor".to_owned(),
         n => format!(
-            "{n} tensors, {}: their place in the file is not aligned for their type",
-            bytes(inspection.repacked_bytes)
+            "every tensor by the CPU; a GPU needs {n} of them ({}) copied, \
+             as their place in the file is not aligned for their type",
+            bytes(inspection.misaligned_bytes)
         ),
     };
-    line(out, "copied", &repacked);
+    line(out, "in place", &misaligned);
     if let Some((found, time)) = &weights.verification {
         line(
             out,
@@ -241,9 +242,9 @@ fn weights_json(weights: &Weights) -> Value {
         "bytes_by_part": parts,
         "modules": modules,
         "skipped": {"tensors": skipped, "bytes": skipped_bytes},
-        "repacked": {
-            "tensors": inspection.repacked_tensors,
-            "bytes": inspection.repacked_bytes,
+        "misaligned": {
+            "tensors": inspection.misaligned_tensors,
+            "bytes": inspection.misaligned_bytes,
         },
         "verification": verification,
     })

@@ -1,7 +1,7 @@
 //! Random checkpoints load, are clean, and depend on nothing but their options.
 
 use super::*;
-use crate::{Checkpoint, inspect, verify};
+use crate::{Checkpoint, Placement, inspect, verify};
 use calla_model::budget::{Mlx4Bit, PartBytes};
 use calla_model::{Matrix, Network};
 
@@ -27,7 +27,7 @@ fn a_random_demo_shape_loads_and_is_clean() {
 
     let checkpoint = Checkpoint::open(&out).unwrap();
     assert_eq!(checkpoint.shape(), &shape);
-    let (network, report) = checkpoint.load_with_report().unwrap();
+    let (network, report) = checkpoint.load_with_report(Placement::Aligned).unwrap();
     assert_eq!((report.repacked_bytes, report.repacked_tensors), (0, 0), "all is aligned");
     assert!(report.warnings.is_empty(), "{:?}", report.warnings);
     assert!(network.mtp.is_some());
@@ -115,7 +115,7 @@ fn odd_shapes_and_several_files_load() {
     assert!(made.files > 2, "{made:?}");
     let checkpoint = Checkpoint::open(&out).unwrap();
     assert_eq!(checkpoint.shape(), &Shape { mtp_layers: 0, ..shape });
-    let (network, report) = checkpoint.load_with_report().unwrap();
+    let (network, report) = checkpoint.load_with_report(Placement::Aligned).unwrap();
     assert_eq!(report.repacked_bytes, 0);
     assert!(verify(&checkpoint).is_clean());
     let down = &network.layers[0].moe.shared_down_proj;
@@ -170,7 +170,7 @@ fn the_full_size_opens_and_has_the_published_tensors_and_bytes() {
     write_hollow(&options, dir.path());
     let check = || {
         let checkpoint = Checkpoint::open(dir.path()).unwrap();
-        let (network, report) = checkpoint.load_with_report().unwrap();
+        let (network, report) = checkpoint.load_with_report(Placement::Aligned).unwrap();
         assert_eq!(network.layers.len(), 40);
         // Counts of the published MLX conversion without its vision tower.
         assert_eq!(report.text_bytes, 19_508_787_456);
