@@ -246,7 +246,7 @@ fn one_row<S: Simd, F: Format<N>, const N: usize>(
                 }
             }
         }
-        y.copy_from_slice(&simd.sum4(acc)[..y.len()]);
+        store_sums(simd.sum4(acc), y);
     }
 }
 
@@ -314,6 +314,15 @@ fn tile_of<S: Simd, const X: usize>(
         // SAFETY: tasks of one product have distinct columns; the caller of `products` vouches that row
         // pairs, of one product or two, have distinct rows; this task holds one piece at a time.
         let y = unsafe { y.piece(rows[b].output as usize, cols.clone()) };
-        y.copy_from_slice(&sums[..cols.len()]);
+        store_sums(sums, y);
+    }
+}
+
+/// Writes four sums, or the first of them where the matrix ends.
+#[inline(always)]
+fn store_sums(sums: [f32; 4], y: &mut [f32]) {
+    match y.first_chunk_mut() {
+        Some(y) => *y = sums,
+        None => y.iter_mut().zip(sums).for_each(|(y, sum)| *y = sum),
     }
 }
