@@ -163,3 +163,45 @@ fn top_logits_must_be_ordered_and_distinct() {
     expect(&prompt(&[2.0, 1.0], &[3, 3]), &["token 3 appears twice"]);
     expect(&prompt(&[2.0, 1.0], &[3, 4]), &["\"p0_lse\" is missing"]);
 }
+
+/// A small well-formed file in the layout of many prompts.
+fn sound() -> Vec<u8> {
+    let dir = tempfile::tempdir().unwrap();
+    let tokens =
+        |values: &[i32]| -> Vec<u8> { values.iter().flat_map(|v| v.to_le_bytes()).collect() };
+    let path = write(
+        dir.path(),
+        &[
+            ("p0_ids", &ids(&[1, 2])),
+            ("p0_cont", &ids(&[3])),
+            ("p0_top_ids", &array("<i4", "(3, 2)", &tokens(&[1, 2, 3, 4, 5, 6]))),
+            ("p0_top_vals", &floats("(3, 2)", &[2.0, 1.0, 2.0, 1.0, 2.0, 1.0])),
+            ("p0_lse", &floats("(3,)", &[3.0, 3.0, 3.0])),
+            ("p0_text", &array("<U2", "()", &tokens(&[104, 105]))),
+        ],
+    );
+    assert_eq!(read_goldens(&path).unwrap()[0].text.as_deref(), Some("hi"));
+    std::fs::read(path).unwrap()
+}
+
+#[test]
+fn random_damage_is_refused_or_read_but_never_panics() {
+    use proptest::prelude::*;
+    let sound = sound();
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("damaged.npz");
+    let damage = proptest::collection::vec((0..sound.len(), any::<u8>()), 1..8);
+    let cut = 0..sound.len() * 4;
+    let config = ProptestConfig { cases: 2000, failure_persistence: None, ..Default::default() };
+    proptest!(config, |(damage in damage, cut in cut)| {
+        let mut bytes = sound.clone();
+        for (at, byte) in damage {
+            bytes[at] = byte;
+        }
+        bytes.truncate(cut);
+        std::fs::write(&path, &bytes).unwrap();
+        if let Ok(goldens) = read_goldens(&path) {
+            prop_assert!(goldens.iter().all(|g| !g.ids.is_empty()));
+        }
+    });
+}
