@@ -65,8 +65,8 @@ pub(crate) struct Global {
     #[arg(long, env = "CALLA_LOG", global = true, value_name = "LEVEL", hide_env_values = true)]
     pub(crate) log: Option<String>,
 
-    /// Log more: -v for info, -vv for debug, -vvv for trace
-    #[arg(short, long, action = ArgAction::Count, global = true, conflicts_with = "log")]
+    /// Log more: -v for info, -vv for debug, -vvv for trace; overrides --log
+    #[arg(short, long, action = ArgAction::Count, global = true)]
     pub(crate) verbose: u8,
 }
 
@@ -84,10 +84,9 @@ pub(crate) enum Color {
 pub(crate) struct ModelArgs {
     /// Directory of the checkpoint
     ///
-    /// Without it, a full checkpoint is looked for in the Hugging Face cache, in LM Studio's folder and
-    /// in ~/.calla/models; else the demo checkpoint is taken.
-    #[arg(short, long, env = "CALLA_MODEL", value_name = "DIR", value_hint = ValueHint::DirPath,
-          hide_env_values = true)]
+    /// Without it, CALLA_MODEL names the directory. Without that, a full checkpoint is looked for in the
+    /// Hugging Face cache, in LM Studio's folder and in ~/.calla/models; else the demo is taken.
+    #[arg(short, long, value_name = "DIR", value_hint = ValueHint::DirPath)]
     pub(crate) model: Option<PathBuf>,
 
     /// Where to compute
@@ -450,8 +449,9 @@ Examples:
 #[derive(Debug, Args)]
 pub(crate) struct TextModelArgs {
     /// Directory with tokenizer.json, and chat template where one is needed
-    #[arg(short, long, env = "CALLA_MODEL", value_name = "DIR", value_hint = ValueHint::DirPath,
-          hide_env_values = true)]
+    ///
+    /// Without it, CALLA_MODEL names the directory; without that, the model that `chat` would take is.
+    #[arg(short, long, value_name = "DIR", value_hint = ValueHint::DirPath)]
     pub(crate) model: Option<PathBuf>,
 }
 

@@ -83,7 +83,16 @@ pub(crate) fn candidates(named: Option<&Path>) -> anyhow::Result<Vec<Candidate>>
     places.candidates(named)
 }
 
-/// The first candidate that holds a tokenizer: for commands that need no weights.
+/// The demo checkpoint, if it is here.
+pub(crate) fn demo() -> Option<PathBuf> {
+    demo_in(&demo_parents())
+}
+
+fn demo_in(parents: &[PathBuf]) -> Option<PathBuf> {
+    parents.iter().map(|parent| parent.join("demo")).find(|dir| holds_weights(dir))
+}
+
+/// The first candidate: for commands that need no weights.
 pub(crate) fn text_model(named: Option<&Path>) -> anyhow::Result<PathBuf> {
     let candidates = candidates(named)?;
     let first = &candidates[0];
@@ -104,15 +113,14 @@ fn demo_parents() -> Vec<PathBuf> {
 impl Places {
     fn candidates(&self, named: Option<&Path>) -> anyhow::Result<Vec<Candidate>> {
         if let Some(dir) = named {
-            // clap has merged flag and variable.
-            let from_variable =
-                self.variable.as_ref().is_some_and(|value| value == dir.as_os_str());
-            let why = if from_variable { Why::Variable } else { Why::Flag };
-            return Ok(vec![Candidate { dir: dir.to_owned(), why }]);
+            return Ok(vec![Candidate { dir: dir.to_owned(), why: Why::Flag }]);
+        }
+        // An empty variable is an unset one.
+        if let Some(dir) = self.variable.as_ref().filter(|value| !value.is_empty()) {
+            return Ok(vec![Candidate { dir: dir.into(), why: Why::Variable }]);
         }
         let mut found = self.full();
-        let demo = self.demo_parents.iter().map(|parent| parent.join("demo"));
-        if let Some(dir) = demo.into_iter().find(|dir| holds_weights(dir)) {
+        if let Some(dir) = demo_in(&self.demo_parents) {
             found.push(Candidate { dir, why: Why::Demo });
         }
         if found.is_empty() {
@@ -199,7 +207,7 @@ mod tests {
     #[test]
     fn a_named_model_is_the_only_candidate() {
         let places = Places { variable: Some("x".into()), ..places(Path::new("/none")) };
-        let found = places.candidates(Some(Path::new("x"))).unwrap();
+        let found = places.candidates(None).unwrap();
         assert_eq!(found, [Candidate { dir: "x".into(), why: Why::Variable }]);
         let found = places.candidates(Some(Path::new("y"))).unwrap();
         assert_eq!(found, [Candidate { dir: "y".into(), why: Why::Flag }]);

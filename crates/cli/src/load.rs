@@ -141,21 +141,13 @@ fn load_one(
 
 /// Names the demo in a refusal of another model that the user named.
 fn with_alternative(error: anyhow::Error, candidate: &Candidate) -> anyhow::Error {
-    let demo = demo_beside(candidate);
+    let demo = if candidate.why.is_named() { discover::demo() } else { None };
     match demo.filter(|_| error.is::<Refusal>()) {
         Some(demo) => {
             anyhow::anyhow!("{error}. The demo fits everywhere: --model {}", demo.display())
         }
         None => error,
     }
-}
-
-fn demo_beside(candidate: &Candidate) -> Option<PathBuf> {
-    if !candidate.why.is_named() {
-        return None;
-    }
-    let all = discover::candidates(None).ok()?;
-    all.into_iter().find(|other| other.why == Why::Demo).map(|demo| demo.dir)
 }
 
 /// Bytes of weights that would be used: all but the vision tower.

@@ -39,7 +39,7 @@ pub(crate) fn run(args: &ChatArgs) -> anyhow::Result<()> {
     if lines.is_interactive() {
         chat.greet();
     }
-    while let Some(line) = lines.next()? {
+    while let Some(line) = chat.signals.while_waiting(&mut lines)? {
         let input = command::parse(&line);
         let is_turn = matches!(input, Input::Message(_) | Input::ToolResult(_));
         if !chat.take(input)? {
@@ -185,10 +185,8 @@ impl Chat<'_> {
             max_tokens: self.args.sampling.max_tokens,
         };
         let mut printer = ReplyPrinter::new();
-        let answering = self.signals.answering();
-        let outcome =
-            run::run(&mut self.model, task, answering.cancel, |event| printer.event(event));
-        drop(answering);
+        let cancel = &self.signals.cancel;
+        let outcome = run::run(&mut self.model, task, cancel, |event| printer.event(event));
         printer.finish()?;
         outcome
     }
@@ -235,11 +233,11 @@ impl Chat<'_> {
     }
 }
 
-/// Ctrl-C as a signal: it stops an answer, and ends the program only while there is none. (At its prompt
-/// the line editor reads the key itself.)
+/// Ctrl-C as a signal: it stops an answer, and ends the program only while that waits for a line from a
+/// pipe. (At its prompt the line editor reads the key itself.)
 struct Signals {
     cancel: Arc<AtomicBool>,
-    idle: Arc<AtomicBool>,
+    waits_on_pipe: Arc<AtomicBool>,
 }
 
 /// Exit status of a program that Ctrl-C ended, as shells know it.
@@ -249,29 +247,19 @@ impl Signals {
     fn install() -> anyhow::Result<Self> {
         let signals = Self {
             cancel: Arc::new(AtomicBool::new(false)),
-            idle: Arc::new(AtomicBool::new(true)),
+            waits_on_pipe: Arc::new(AtomicBool::new(false)),
         };
-        flag::register_conditional_shutdown(SIGINT, INTERRUPTED, signals.idle.clone())?;
+        flag::register_conditional_shutdown(SIGINT, INTERRUPTED, signals.waits_on_pipe.clone())?;
         flag::register(SIGINT, signals.cancel.clone())?;
         Ok(signals)
     }
 
-    /// Until the returned guard is dropped, a signal cancels.
-    fn answering(&self) -> Answering<'_> {
+    /// Reads a line. A signal that comes after it cancels the answer, even if that has not begun yet.
+    fn while_waiting(&self, lines: &mut LineReader) -> anyhow::Result<Option<String>> {
         self.cancel.store(false, Ordering::SeqCst);
-        self.idle.store(false, Ordering::SeqCst);
-        Answering { cancel: &self.cancel, idle: &self.idle }
-    }
-}
-
-/// An answer is under way.
-struct Answering<'a> {
-    cancel: &'a AtomicBool,
-    idle: &'a AtomicBool,
-}
-
-impl Drop for Answering<'_> {
-    fn drop(&mut self) {
-        self.idle.store(true, Ordering::SeqCst);
+        self.waits_on_pipe.store(!lines.is_interactive(), Ordering::SeqCst);
+        let line = lines.next();
+        self.waits_on_pipe.store(false, Ordering::SeqCst);
+        line
     }
 }

@@ -24,7 +24,7 @@ const CONTEXTS: [usize; 5] = [4_096, 16_384, 65_536, 131_072, 262_144];
 pub(crate) fn run(args: &InfoArgs) -> anyhow::Result<()> {
     let dir = match &args.path {
         Some(path) => path.clone(),
-        None => text_model(std::env::var_os("CALLA_MODEL").map(PathBuf::from).as_deref())?,
+        None => text_model(None)?,
     };
     let info = Info::gather(&dir, args.verify)?;
     if args.json {

@@ -110,6 +110,9 @@ fn a_bad_log_filter_is_refused() {
     let loud =
         finish(calla(&["generate", "--no-think", "1 + 1 = ?"]).env("CALLA_LOG", "calla=info"));
     assert!(loud.err.contains("INFO"), "{}", loud.err);
+    let both = ["tokenize", "-v"];
+    let both = finish(calla(&both).env("CALLA_LOG", "off").write_stdin("x"));
+    assert_eq!(both.status, Some(0), "{}", both.err);
     let loud = finish(&mut calla(&["generate", "--no-think", "1 + 1 = ?", "-v"]));
     assert!(loud.err.contains("INFO"), "{}", loud.err);
 }

@@ -3,7 +3,7 @@
 use crate::support::{arg, calla, demo, error, finish, run};
 use serde_json::{Value, json};
 use std::fs;
-use std::io::Write;
+use std::io::{BufRead, BufReader, Write};
 use std::path::Path;
 use std::process::{Command, Stdio};
 
@@ -280,9 +280,27 @@ fn a_message_can_have_several_lines() {
     assert_eq!(said, ["12 + \n30 = ?", "one\ntwo", "three\nfour"]);
 }
 
+#[cfg(unix)]
 #[test]
-fn a_signal_ends_a_chat_that_waits() {
-    let home = tempfile::tempdir().unwrap();
-    let steps = json!([["expect", "> "], ["signal", "SIGINT"], ["exit", 130]]);
-    on_terminal(&["chat"], home.path(), &steps);
+fn a_signal_ends_a_chat_that_waits_on_a_pipe() {
+    let mut child = Command::new(env!("CARGO_BIN_EXE_calla"))
+        .args(["chat", "--no-think", "--model", arg(&demo())])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut stdin = child.stdin.take().unwrap();
+    stdin.write_all(b"12 + 30 = ?\n").unwrap();
+    // The line of figures is the last thing before the next line is waited for.
+    let mut err = BufReader::new(child.stderr.take().unwrap());
+    let mut line = String::new();
+    while !line.starts_with("[prompt ") {
+        line.clear();
+        assert_ne!(err.read_line(&mut line).unwrap(), 0);
+    }
+    std::thread::sleep(std::time::Duration::from_millis(200));
+    let status = Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap();
+    assert!(status.success());
+    assert_eq!(child.wait().unwrap().code(), Some(130));
 }

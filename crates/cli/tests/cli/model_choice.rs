@@ -21,6 +21,8 @@ fn a_named_model_is_taken() {
     assert_eq!((quiet.status, quiet.err.as_str()), (Some(0), ""));
     let variable = finish(calla(&["tokenize"]).env("CALLA_MODEL", &demo).write_stdin(TEXT));
     assert!(variable.err.contains("named by CALLA_MODEL"), "{}", variable.err);
+    let empty = finish(calla(&["tokenize"]).env("CALLA_MODEL", "").write_stdin(TEXT));
+    assert!(empty.err.contains("the demo"), "{}", empty.err);
     let flag = finish(
         calla(&["tokenize", "--model", arg(&demo)]).env("CALLA_MODEL", "/none").write_stdin(TEXT),
     );
