@@ -11,7 +11,7 @@ pub struct Difference {
     /// Largest difference of an element.
     pub max_abs: f32,
     /// Largest difference of an element over the root mean square of the expected row (at least 1 where
-    /// the row is narrower than 16).
+    /// the row is narrower than 16, and at least a 32nd of that of all rows).
     pub max_relative: f32,
     /// Where the relative one is: row and column.
     pub at: (usize, usize),
@@ -89,6 +89,9 @@ const RMS_FLOOR: f32 = 1e-6;
 /// Rows narrower than this say little of the scale of the sums behind them (a single value may be a sum
 /// that cancels), so their root mean square counts as at least 1: inputs here have unit variance.
 const NARROW: usize = 16;
+/// A row this many times smaller than all rows together is what is left of sums that cancel (the recurrence
+/// read by a query orthogonal to the few keys there are): it counts as this part of them.
+const SMALL_ROW: f32 = 32.0;
 
 /// Measures how two sets of activations differ.
 ///
@@ -98,15 +101,15 @@ pub fn difference(actual: &Rows, expected: &Rows) -> Result<Difference, Mismatch
     check_shape(actual, expected)?;
     let mut worst =
         Difference { max_abs: 0.0, max_relative: 0.0, at: (0, 0), actual: 0.0, expected: 0.0 };
+    let overall = rms(expected.as_slice());
     for (row, (a, e)) in actual.iter().zip(expected.iter()).enumerate() {
         for (which, values) in [("actual", a), ("expected", e)] {
             if let Some(col) = values.iter().position(|v| !v.is_finite()) {
                 return Err(Mismatch::NotFinite { which, row, col, value: values[col] });
             }
         }
-        let squares: f64 = e.iter().map(|&v| f64::from(v) * f64::from(v)).sum();
-        let floor = if e.len() < NARROW { 1.0 } else { RMS_FLOOR };
-        let rms = ((squares / e.len() as f64).sqrt() as f32).max(floor);
+        let floor = if e.len() < NARROW { 1.0 } else { RMS_FLOOR.max(overall / SMALL_ROW) };
+        let rms = rms(e).max(floor);
         for (col, (&actual, &expected)) in a.iter().zip(e).enumerate() {
             let off = (actual - expected).abs();
             worst.max_abs = worst.max_abs.max(off);
@@ -117,6 +120,11 @@ pub fn difference(actual: &Rows, expected: &Rows) -> Result<Difference, Mismatch
         }
     }
     Ok(worst)
+}
+
+fn rms(values: &[f32]) -> f32 {
+    let squares: f64 = values.iter().map(|&v| f64::from(v) * f64::from(v)).sum();
+    (squares / values.len().max(1) as f64).sqrt() as f32
 }
 
 /// Requires that no element is off by more than `bound` times the root mean square of its expected row.
