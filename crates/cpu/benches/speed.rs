@@ -65,13 +65,21 @@ fn seconds(threads: usize, since: Instant) -> f64 {
     }
 }
 
-/// Seconds of the best of several runs.
+/// Seconds of the best of several runs, each repeated long enough for the scheduler's clock, which moves
+/// in milliseconds.
 fn best(threads: usize, runs: usize, mut run: impl FnMut()) -> f64 {
     let since = Instant::now();
+    let long_enough = if runs > 1 { 0.2 } else { 0.0 };
     let once = |_| {
         let start = seconds(threads, since);
-        run();
-        seconds(threads, since) - start
+        let mut repeats = 0;
+        let mut passed = 0.0;
+        while repeats == 0 || passed < long_enough {
+            run();
+            repeats += 1;
+            passed = seconds(threads, since) - start;
+        }
+        passed / f64::from(repeats)
     };
     (0..runs).map(once).fold(f64::INFINITY, f64::min)
 }
