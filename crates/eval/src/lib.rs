@@ -1,7 +1,7 @@
 //! Teacher-forced comparison of a backend with recorded reference logits ("goldens").
 //!
 //! [`Golden`]s are read from `.npz` files ([`goldens`]), fed through any [`calla_ops::Runner`]
-//! ([`evaluate`]) and summed up as top-1 agreement, Kullback-Leibler divergence and perplexity
+//! ([`mod@evaluate`]) and summed up as top-1 agreement, Kullback-Leibler divergence and perplexity
 //! ([`metrics`]). Tests and `calla eval` share this.
 //!
 //! This crate never loads a checkpoint, never samples a token and trusts no size that a file claims.
