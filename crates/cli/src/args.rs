@@ -96,14 +96,16 @@ pub(crate) struct ModelArgs {
     pub(crate) device: Device,
 
     /// Threads of the CPU backend; all cores if not given
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
+    #[arg(long, value_name = "N", allow_negative_numbers = true,
+          value_parser = clap::value_parser!(u16).range(1..=1024))]
     pub(crate) threads: Option<u16>,
 
     /// Tokens that prompt and reply together may have
     ///
     /// State for so many tokens is set aside at the start. Without it: 16384, or less where the model or
     /// the machine's memory allows less.
-    #[arg(long, value_name = "TOKENS", value_parser = clap::value_parser!(u32).range(2..))]
+    #[arg(long, value_name = "TOKENS", allow_negative_numbers = true,
+          value_parser = clap::value_parser!(u32).range(2..))]
     pub(crate) ctx: Option<u32>,
 }
 
@@ -131,7 +133,7 @@ pub(crate) struct SamplingArgs {
     pub(crate) temperature: Option<f32>,
 
     /// Keep the K most likely tokens; 0 keeps all
-    #[arg(long, value_name = "K")]
+    #[arg(long, value_name = "K", allow_negative_numbers = true)]
     pub(crate) top_k: Option<u32>,
 
     /// Keep the fewest most likely tokens whose probabilities reach P
@@ -155,7 +157,7 @@ pub(crate) struct SamplingArgs {
     pub(crate) frequency_penalty: Option<f32>,
 
     /// Seed of the random choice: the same seed gives the same reply
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", allow_negative_numbers = true)]
     pub(crate) seed: Option<u64>,
 
     /// End the reply before this text; may be given several times
@@ -163,7 +165,8 @@ pub(crate) struct SamplingArgs {
     pub(crate) stop: Vec<String>,
 
     /// Tokens to generate at most; without it, until the context is full
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(long, value_name = "N", allow_negative_numbers = true,
+          value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) max_tokens: Option<u32>,
 }
 
@@ -419,7 +422,7 @@ pub(crate) struct SynthArgs {
     pub(crate) shape: String,
 
     /// Seed: the same seed writes the same bytes
-    #[arg(long, value_name = "N", default_value_t = 0)]
+    #[arg(long, value_name = "N", default_value_t = 0, allow_negative_numbers = true)]
     pub(crate) seed: u64,
 
     /// Unevenness of the routers' load; 0 is uniform

@@ -24,7 +24,7 @@ pub(crate) fn run(args: &EvalArgs) -> anyhow::Result<()> {
         return output::json(&metrics);
     }
     let mut text = String::new();
-    let serde_json::Value::Object(fields) = serde_json::to_value(&metrics)? else {
+    let serde_json::Value::Object(fields) = serde_json::to_value(metrics)? else {
         bail!("metrics are not an object: this is a bug");
     };
     for (name, value) in fields {

@@ -1,6 +1,7 @@
 //! The two output streams: results on standard output, quiet notes and errors on standard error.
 
 use anstyle::{AnsiColor, Style};
+use anyhow::Context;
 use std::io::{self, IsTerminal, Write};
 
 /// Thinking, notes, figures.
@@ -33,17 +34,17 @@ pub(crate) fn json(value: &impl serde::Serialize) -> anyhow::Result<()> {
 /// Prints text to standard output, byte for byte.
 pub(crate) fn raw(text: &str) -> anyhow::Result<()> {
     let mut out = io::stdout().lock();
-    out.write_all(text.as_bytes())?;
-    out.flush()?;
-    Ok(())
+    out.write_all(text.as_bytes())
+        .and_then(|()| out.flush())
+        .context("cannot write to standard output")
 }
 
 /// Prints text with styles to standard output, which takes them or not.
 pub(crate) fn styled(text: &str) -> anyhow::Result<()> {
     let mut out = anstream::stdout().lock();
-    out.write_all(text.as_bytes())?;
-    out.flush()?;
-    Ok(())
+    out.write_all(text.as_bytes())
+        .and_then(|()| out.flush())
+        .context("cannot write to standard output")
 }
 
 /// Whether standard error takes colours.
@@ -87,7 +88,6 @@ pub(crate) fn printable(text: &str) -> std::borrow::Cow<'_, str> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use anyhow::Context;
 
     #[test]
     fn causes_are_told_once_and_on_one_line() {

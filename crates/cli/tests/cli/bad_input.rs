@@ -116,3 +116,16 @@ fn a_bad_log_filter_is_refused() {
     let loud = finish(&mut calla(&["generate", "--no-think", "1 + 1 = ?", "-v"]));
     assert!(loud.err.contains("INFO"), "{}", loud.err);
 }
+
+#[cfg(target_os = "linux")]
+#[test]
+fn a_full_disk_is_an_error() {
+    let output = std::process::Command::new(env!("CARGO_BIN_EXE_calla"))
+        .args(["tokenize", arg(&demo().join("config.json"))])
+        .stdout(fs::OpenOptions::new().write(true).open("/dev/full").unwrap())
+        .output()
+        .unwrap();
+    let err = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{err}");
+    assert!(err.contains("cannot write to standard output"), "{err}");
+}

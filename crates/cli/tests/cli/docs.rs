@@ -55,6 +55,8 @@ fn wrong_flags_are_usage_errors() {
         &["no-such-command"],
         &["generate", "x", "--max-tokens", "0"],
         &["generate", "x", "--messages", "y"],
+        &["generate", "x", "--seed", "-1"],
+        &["generate", "x", "--top-k", "-1"],
         &["chat", "--ctx", "1"],
         &["chat", "--threads", "0"],
         &["chat", "--device", "abacus"],
