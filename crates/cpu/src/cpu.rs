@@ -152,6 +152,14 @@ impl HostOps for Cpu {
     fn clear_slot(&mut self, slot: usize) {
         self.cache.clear_slot(slot);
     }
+
+    fn copy_slot(&mut self, from: usize, to: usize) {
+        self.cache.copy_slot(from, to);
+    }
+
+    fn copy_page(&mut self, from: usize, to: usize) {
+        self.cache.copy_page(from, to);
+    }
 }
 
 impl Ops for Cpu {

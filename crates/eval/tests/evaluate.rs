@@ -25,6 +25,10 @@ impl<F: Fn(usize, &mut [f32]) + Send> Runner for Playback<F> {
 
     fn clear_slot(&mut self, _: usize) {}
 
+    fn copy_slot(&mut self, _: usize, _: usize) {}
+
+    fn copy_page(&mut self, _: usize, _: usize) {}
+
     fn step(&mut self, batch: &Batch) -> Result<Rows, StepError> {
         self.steps += 1;
         let mut rows = Rows::zeros(batch.rows(), self.logits.cols());

@@ -8,9 +8,21 @@ use crate::cache::CacheSize;
 use calla_model::shape::PAGE_TOKENS;
 use std::ops::Range;
 
+/// Which arithmetic a span's rows are computed with, where a backend has two.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SpanKind {
+    /// Prompt tokens. The span starts at a cut of the prompt (see `calla-engine`'s cut rule), so a backend
+    /// that computes in chunks can start a chunk there.
+    Prefill,
+    /// One token that was just chosen.
+    Decode,
+}
+
 /// Consecutive rows of one sequence.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Span {
+    /// How the rows are computed.
+    pub kind: SpanKind,
     /// Rows of the batch.
     pub rows: Range<usize>,
     /// Position in the sequence of the first of them: the number of tokens already in its state.
@@ -226,7 +238,7 @@ mod tests {
     const CACHE: CacheSize = CacheSize { pages: 4, slots: 2 };
 
     fn span(rows: Range<usize>, position: usize, slot: usize, pages: &[usize]) -> Span {
-        Span { rows, position, slot, pages: pages.to_vec() }
+        Span { kind: SpanKind::Prefill, rows, position, slot, pages: pages.to_vec() }
     }
 
     fn check(rows: usize, spans: &[Span], outputs: &[usize]) -> Result<(), BatchError> {

@@ -72,6 +72,26 @@ impl HostCache {
             layer.slot_window(self.size.slots, slot).fill(0.0);
         }
     }
+
+    /// Makes one slot a copy of another.
+    pub fn copy_slot(&mut self, from: usize, to: usize) {
+        for layer in &mut self.delta {
+            for part in [&mut layer.states, &mut layer.windows] {
+                let len = part.len() / self.size.slots;
+                part.copy_within(from * len..(from + 1) * len, to * len);
+            }
+        }
+    }
+
+    /// Makes one KV page a copy of another.
+    pub fn copy_page(&mut self, from: usize, to: usize) {
+        for layer in &mut self.attention {
+            for part in [&mut layer.keys, &mut layer.values] {
+                let len = part.len() / self.size.pages;
+                part.copy_within(from * len..(from + 1) * len, to * len);
+            }
+        }
+    }
 }
 
 impl DeltaSlots {

@@ -31,7 +31,7 @@ pub mod sample;
 pub mod swiglu;
 pub mod tensor;
 
-pub use batch::{Batch, BatchError, Span};
+pub use batch::{Batch, BatchError, Span, SpanKind};
 pub use cache::{CacheSize, HostCache};
 pub use forward::forward;
 pub use ops::Ops;

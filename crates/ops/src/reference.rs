@@ -66,6 +66,14 @@ impl HostOps for Reference {
     fn clear_slot(&mut self, slot: usize) {
         self.cache.clear_slot(slot);
     }
+
+    fn copy_slot(&mut self, from: usize, to: usize) {
+        self.cache.copy_slot(from, to);
+    }
+
+    fn copy_page(&mut self, from: usize, to: usize) {
+        self.cache.copy_page(from, to);
+    }
 }
 
 impl Ops for Reference {

@@ -18,6 +18,12 @@ pub trait Runner: Send {
     /// Forgets the recurrent state of a slot, before a new sequence uses it.
     fn clear_slot(&mut self, slot: usize);
 
+    /// Makes the recurrent state of one slot a copy of another's.
+    fn copy_slot(&mut self, from: usize, to: usize);
+
+    /// Makes one KV page a copy of another.
+    fn copy_page(&mut self, from: usize, to: usize);
+
     /// Runs a batch, advancing the state of its sequences: logits of its output rows.
     ///
     /// # Errors
@@ -42,6 +48,12 @@ pub trait HostOps: Ops<Tensor = Rows> + Send {
 
     /// Forgets the recurrent state of a slot.
     fn clear_slot(&mut self, slot: usize);
+
+    /// Makes the recurrent state of one slot a copy of another's.
+    fn copy_slot(&mut self, from: usize, to: usize);
+
+    /// Makes one KV page a copy of another.
+    fn copy_page(&mut self, from: usize, to: usize);
 }
 
 /// Operations together with the network they run.
@@ -66,6 +78,14 @@ where
 
     fn clear_slot(&mut self, slot: usize) {
         self.ops.clear_slot(slot);
+    }
+
+    fn copy_slot(&mut self, from: usize, to: usize) {
+        self.ops.copy_slot(from, to);
+    }
+
+    fn copy_page(&mut self, from: usize, to: usize) {
+        self.ops.copy_page(from, to);
     }
 
     fn step(&mut self, batch: &Batch) -> Result<Rows, StepError> {

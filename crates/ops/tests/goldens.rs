@@ -6,7 +6,7 @@ use calla_model::shape::PAGE_TOKENS;
 use calla_model::{LayerKind, Network, Shape};
 use calla_ops::mtp::mtp_forward;
 use calla_ops::runner::{Executor, HostOps};
-use calla_ops::{Batch, CacheSize, Ops, Reference, Rows, Span, forward};
+use calla_ops::{Batch, CacheSize, Ops, Reference, Rows, Span, SpanKind, forward};
 use calla_testkit::goldens::{Bars, require};
 use calla_testkit::places;
 use calla_weights::Checkpoint;
@@ -81,7 +81,7 @@ fn odd_checkpoints_have_their_logits_and_residual_streams() {
 fn whole(ids: &[u32], shape: &Shape, cache: CacheSize) -> Batch {
     let rows = 0..ids.len();
     let pages = (0..ids.len().div_ceil(PAGE_TOKENS)).collect();
-    let span = Span { rows: rows.clone(), position: 0, slot: 0, pages };
+    let span = Span { kind: SpanKind::Prefill, rows: rows.clone(), position: 0, slot: 0, pages };
     Batch::new(ids.to_vec(), vec![span], rows.collect(), shape.vocab_size, cache).unwrap()
 }
 

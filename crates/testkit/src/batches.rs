@@ -5,7 +5,7 @@
 
 use crate::random::Random;
 use calla_model::shape::PAGE_TOKENS;
-use calla_ops::{Batch, CacheSize, Rows, Span};
+use calla_ops::{Batch, CacheSize, Rows, Span, SpanKind};
 use std::fmt;
 
 /// Where sequences are cut into spans.
@@ -103,7 +103,13 @@ impl Schedule {
                 places.extend(
                     (position..position + len).map(|position| Place { sequence: s, position }),
                 );
-                spans.push(Span { rows, position, slot: slots[s], pages: tables[s].clone() });
+                spans.push(Span {
+                    kind: SpanKind::Prefill,
+                    rows,
+                    position,
+                    slot: slots[s],
+                    pages: tables[s].clone(),
+                });
                 fed[s] += len;
             }
             let outputs = (0..tokens.len()).collect();

@@ -132,4 +132,12 @@ impl<B: HostOps> HostOps for Composed<B> {
     fn clear_slot(&mut self, slot: usize) {
         self.0.clear_slot(slot);
     }
+
+    fn copy_slot(&mut self, from: usize, to: usize) {
+        self.0.copy_slot(from, to);
+    }
+
+    fn copy_page(&mut self, from: usize, to: usize) {
+        self.0.copy_page(from, to);
+    }
 }

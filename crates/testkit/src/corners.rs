@@ -7,7 +7,7 @@ use crate::weights::{Formats, Stored, experts, matrix};
 use calla_model::shape::PAGE_TOKENS;
 use calla_ops::experts::ExpertInput;
 use calla_ops::ops::Ops;
-use calla_ops::{Batch, CacheSize, Reference, Rows, Span};
+use calla_ops::{Batch, CacheSize, Reference, Rows, Span, SpanKind};
 
 const CACHE: CacheSize = CacheSize { pages: 8, slots: 2 };
 
@@ -141,7 +141,10 @@ impl Suite {
                 let mut pages = vec![0; last + 1];
                 pages[position / PAGE_TOKENS] = 1;
                 pages[last] = if last == position / PAGE_TOKENS { 1 } else { 2 };
-                let batch = batch(model, vec![Span { rows: 0..3, position, slot: 0, pages }]);
+                let batch = batch(
+                    model,
+                    vec![Span { kind: SpanKind::Prefill, rows: 0..3, position, slot: 0, pages }],
+                );
                 let q_gate = random.rows(3, 2 * shape.query_dim(), 1.0);
                 let k = random.rows(3, shape.kv_dim(), 1.0);
                 let weights = model.attention().1;
@@ -192,7 +195,10 @@ impl Suite {
 
             // Scores far apart, so that all weight falls on one position.
             let pages = vec![2, 5];
-            let batch = batch(model, vec![Span { rows: 0..70, position: 0, slot: 1, pages }]);
+            let batch = batch(
+                model,
+                vec![Span { kind: SpanKind::Prefill, rows: 0..70, position: 0, slot: 1, pages }],
+            );
             let q = random.rows(70, shape.query_dim(), 100.0);
             let k = random.rows(70, shape.kv_dim(), 100.0);
             let v = random.rows(70, shape.kv_dim(), 1.0);
@@ -215,6 +221,7 @@ impl Suite {
             let mut reference = Reference::new(shape.clone(), CACHE);
             let mut random = Random::new(model.seed);
             let span = |rows, position, slot, pages: &[usize]| Span {
+                kind: SpanKind::Prefill,
                 rows,
                 position,
                 slot,

@@ -4,7 +4,7 @@ use calla_eval::evaluate::compare;
 use calla_eval::metrics::arg_max;
 use calla_eval::{Position, ReferenceLogits, Summary};
 use calla_model::shape::PAGE_TOKENS;
-use calla_ops::{Batch, Runner, Span};
+use calla_ops::{Batch, Runner, Span, SpanKind};
 use std::time::Instant;
 
 pub use calla_eval::{Golden, read_goldens};
@@ -122,7 +122,7 @@ fn last_token(runner: &mut dyn Runner, tokens: &[u32], mut position: usize) -> u
     for slice in tokens.chunks(256) {
         let rows = 0..slice.len();
         let pages = (0..(position + slice.len()).div_ceil(PAGE_TOKENS)).collect();
-        let span = Span { rows, position, slot: 0, pages };
+        let span = Span { kind: SpanKind::Prefill, rows, position, slot: 0, pages };
         let batch =
             Batch::new(slice.to_vec(), vec![span], vec![slice.len() - 1], vocab_size, cache)
                 .unwrap_or_else(|e| panic!("{e}"));

@@ -56,6 +56,14 @@ impl HostOps for Sabotaged {
             self.inner.clear_slot(slot);
         }
     }
+
+    fn copy_slot(&mut self, from: usize, to: usize) {
+        self.inner.copy_slot(from, to);
+    }
+
+    fn copy_page(&mut self, from: usize, to: usize) {
+        self.inner.copy_page(from, to);
+    }
 }
 
 impl Ops for Sabotaged {

@@ -6,7 +6,7 @@ use calla_model::format::{AffineFormat, FloatType};
 use calla_model::network::{CheckpointParts, Source, VectorKind};
 use calla_model::shape::{PAGE_TOKENS, schedule};
 use calla_model::{Experts, Matrix, Network, Shape};
-use calla_ops::{Batch, CacheSize, Rows, Span};
+use calla_ops::{Batch, CacheSize, Rows, Span, SpanKind};
 use half::{bf16, f16};
 use rand::rngs::SmallRng;
 use rand::{RngExt, SeedableRng};
@@ -218,7 +218,13 @@ pub fn batch(shape: &Shape, size: CacheSize, parts: &[(usize, usize, &[u32], &[u
     for &(slot, position, part, pages) in parts {
         let start = tokens.len();
         tokens.extend_from_slice(part);
-        spans.push(Span { rows: start..tokens.len(), position, slot, pages: pages.to_vec() });
+        spans.push(Span {
+            kind: SpanKind::Prefill,
+            rows: start..tokens.len(),
+            position,
+            slot,
+            pages: pages.to_vec(),
+        });
     }
     let outputs = (0..tokens.len()).collect();
     Batch::new(tokens, spans, outputs, shape.vocab_size, size).unwrap()
