@@ -1,15 +1,24 @@
-//! Generation: from a prompt's tokens to the reply's, and the memory that it takes.
+//! The engine: many sequences on one device, exact reuse of prefixes, sampling, and the memory they take.
 //!
-//! A [`Generation`] is a state machine: each call to [`Generation::advance`] runs one step on a
-//! [`calla_ops::Runner`] and says what happened. This crate holds no clock, no file, no socket and no
-//! thread, and it sees tokens only: it never turns them into text and never looks inside a tensor but the
-//! logits it samples from.
+//! [`Engine`] is a state machine. Requests, cancellations and finished steps go in; steps (plain data) and
+//! tokens come out. It holds no clock, no file, no socket and no thread, so a schedule of requests is
+//! reproducible from a seed and is simulated by the thousand in its tests. It sees tokens only: it never
+//! turns them into text and never looks inside a tensor but the logits that it samples from.
 
-pub mod generation;
+pub mod cuts;
+pub mod engine;
 pub mod memory;
+pub mod pool;
+pub mod prefix_cache;
+pub mod sequence;
 pub mod session;
+pub mod step;
+pub mod trie;
 
 pub use calla_ops::sample::{Sampling, SamplingError};
-pub use generation::{FinishReason, Generation, Progress, Request};
+pub use cuts::CutRule;
+pub use engine::{Engine, EngineConfig, SubmitError, Usage};
 pub use memory::{Machine, MemoryPlan, Refusal};
-pub use session::{EngineError, Session};
+pub use prefix_cache::{CacheKey, Miss, Reuse};
+pub use sequence::{FinishReason, Request};
+pub use session::{Generation, Progress, Session, SessionError};

@@ -3,6 +3,7 @@
 use calla_model::Shape;
 use calla_model::budget::{kv_bytes, recurrent_state_bytes};
 use calla_model::shape::PAGE_TOKENS;
+use calla_ops::CacheSize;
 
 /// One machine's memory, in bytes. A plain value, so that plans for other machines can be tested.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -99,6 +100,23 @@ impl MemoryPlan {
     }
 }
 
+/// Most snapshots that a cache is made for: more would only lengthen the search for the one to evict.
+const SNAPSHOTS_MAX: u64 = 256;
+
+/// State for one sequence of `context` tokens, and beside it as many snapshots and cached KV pages as
+/// `budget` bytes hold, half of it each.
+#[must_use]
+pub fn cache_size(shape: &Shape, context: usize, element_bytes: usize, budget: u64) -> CacheSize {
+    let CacheSize { pages, slots } = CacheSize::one_sequence(context);
+    let half = budget / 2;
+    let snapshot = recurrent_state_bytes(shape, element_bytes);
+    let page = kv_bytes(shape, PAGE_TOKENS, element_bytes);
+    // Without DeltaNet or attention layers, that half of the state costs nothing.
+    let snapshots = half.checked_div(snapshot).unwrap_or(SNAPSHOTS_MAX).min(SNAPSHOTS_MAX);
+    let cached = half.checked_div(page).unwrap_or(0).min(SNAPSHOTS_MAX * pages as u64);
+    CacheSize { pages: pages + cached as usize, slots: slots + snapshots as usize }
+}
+
 /// A machine cannot hold a model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Refusal {
@@ -189,6 +207,18 @@ mod tests {
             assert!(more.check(&machine).is_err());
         }
         assert_eq!(MemoryPlan::longest_context(&shape, FULL_WEIGHTS, 2, &mac(16)), 0);
+    }
+
+    #[test]
+    fn what_is_left_holds_snapshots() {
+        let shape = Shape::full(40);
+        let none = cache_size(&shape, 4096, 4, 0);
+        assert_eq!(none, CacheSize::one_sequence(4096));
+        let some = cache_size(&shape, 4096, 4, 2_000_000_000);
+        let bytes = (some.slots - 1) as u64 * recurrent_state_bytes(&shape, 4)
+            + (some.pages - none.pages) as u64 * kv_bytes(&shape, PAGE_TOKENS, 4);
+        assert!((1_800_000_000..=2_000_000_000).contains(&bytes), "{some:?}: {bytes}");
+        assert_eq!(cache_size(&Shape::demo(), 64, 4, 1 << 40).slots, 257);
     }
 
     #[test]

@@ -3,15 +3,10 @@
 //! Rules and the score of Hugging Face's implementation (597 of 600) are in demo/EVAL.md; what is allowed
 //! here is that minus one point.
 
-use calla_cpu::Cpu;
-use calla_engine::{Progress, Request, Sampling, Session};
-use calla_ops::{CacheSize, Executor};
-use calla_text::{ChatTemplate, GenerationDefaults, Message, RenderOptions, Reply, Tokenizer};
-use calla_text::{ReplyAssembler, ReplyForm};
-use calla_weights::Checkpoint;
+use crate::harness::{Demo, demo_dir};
+use calla_text::{Message, Reply};
 use serde::Deserialize;
 use serde_json::{Map, Value};
-use std::path::{Path, PathBuf};
 
 const SCORE_MIN: usize = 597 - 6;
 const REPLY_TOKENS_MAX: usize = 400;
@@ -53,63 +48,9 @@ fn as_text(value: &Value) -> String {
     value.as_str().map_or_else(|| value.to_string(), str::to_owned)
 }
 
-struct Demo {
-    tokenizer: Tokenizer,
-    template: ChatTemplate,
-    stop_ids: Vec<u32>,
-    session: Session,
-}
-
-impl Demo {
-    fn load(dir: &Path) -> Self {
-        let checkpoint = Checkpoint::open(dir).unwrap();
-        let config = checkpoint.config().clone();
-        let tokenizer = Tokenizer::load(dir).unwrap();
-        let defaults = GenerationDefaults::load(dir).unwrap();
-        let ops = Cpu::new(config.shape, CacheSize::one_sequence(8192), 1).unwrap();
-        let runner = Executor { ops, network: checkpoint.load().unwrap() };
-        Self {
-            stop_ids: tokenizer.eos_ids(&config.eos_token_ids, &defaults),
-            tokenizer,
-            template: ChatTemplate::load(dir).unwrap(),
-            session: Session::new(Box::new(runner)),
-        }
-    }
-
-    fn answer(&mut self, question: &Question) -> Reply {
-        let options = RenderOptions {
-            tools: question.tools.clone().unwrap_or_default(),
-            add_generation_prompt: true,
-            enable_thinking: Some(question.think),
-            ..RenderOptions::default()
-        };
-        let prompt = self.template.render(&self.tokenizer, &question.messages, &options).unwrap();
-        let request = Request {
-            prompt: prompt.ids,
-            sampling: Sampling::greedy(),
-            max_tokens: REPLY_TOKENS_MAX,
-            stop_ids: self.stop_ids.clone(),
-            vocab_used: self.tokenizer.vocab_size(),
-        };
-        let form = ReplyForm::Chat { thinking: prompt.thinking, tools: &options.tools };
-        let mut reply = ReplyAssembler::new(&self.tokenizer, form, &[""; 0]).unwrap();
-        let mut generation = self.session.start(request).unwrap();
-        loop {
-            match generation.advance().unwrap() {
-                Progress::Prefill { .. } => {}
-                Progress::Token(token) => {
-                    reply.push(token);
-                }
-                Progress::Finished(_) => return reply.finish().reply,
-            }
-        }
-    }
-}
-
 #[test]
 fn held_out_questions_are_answered_as_by_the_published_evaluation() {
-    let dir = PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/../../demo"));
-    let text = std::fs::read_to_string(dir.join("eval.jsonl")).unwrap();
+    let text = std::fs::read_to_string(demo_dir().join("eval.jsonl")).unwrap();
     let questions: Vec<Question> =
         text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
     assert_eq!(questions.len(), 600);
@@ -118,12 +59,14 @@ fn held_out_questions_are_answered_as_by_the_published_evaluation() {
         let workers: Vec<_> = questions
             .chunks(questions.len().div_ceil(threads))
             .map(|questions| {
-                let dir = &dir;
                 scope.spawn(move || {
-                    let mut demo = Demo::load(dir);
+                    let mut demo = Demo::load();
                     let mut wrong = vec![];
                     for question in questions {
-                        let reply = demo.answer(question);
+                        let tools = question.tools.clone().unwrap_or_default();
+                        let reply = demo
+                            .answer(&question.messages, &tools, question.think, REPLY_TOKENS_MAX)
+                            .reply;
                         if !question.is_right(&reply) {
                             let task = &question.task;
                             wrong.push(format!("{task} (think: {}): {reply:?}", question.think));

@@ -1,0 +1,7 @@
+//! The engine on the demo checkpoint, from text to text.
+
+mod harness;
+/// Held-out questions, judged by exact match.
+mod questions;
+/// Conversations over time: what is reused, and that it changes nothing.
+mod timelines;
