@@ -6,10 +6,11 @@ use crate::machine::this_machine;
 use crate::output;
 use anyhow::bail;
 use calla_cpu::Cpu;
-use calla_engine::{Machine, MemoryPlan, Refusal, Session};
+use calla_engine::memory::cache_size;
+use calla_engine::{CutRule, Machine, MemoryPlan, Refusal, Session};
 use calla_model::network::CheckpointParts;
 use calla_model::{Config, Network, Shape};
-use calla_ops::{CacheSize, Executor, Reference, Runner};
+use calla_ops::{Executor, Reference, Runner};
 use calla_text::{ChatTemplate, GenerationDefaults, Tokenizer};
 use calla_weights::inspect::{Inspection, Part};
 use calla_weights::{Checkpoint, inspect};
@@ -19,6 +20,8 @@ use std::path::PathBuf;
 const CONTEXT_DEFAULT: usize = 16_384;
 /// A default context below this would only puzzle: rather refuse.
 const CONTEXT_DEFAULT_MIN: usize = 2_048;
+/// Memory for snapshots of earlier prefixes beside the running sequence, in bytes; less where less is left.
+const SNAPSHOT_BYTES_MAX: u64 = 2_000_000_000;
 /// Bytes of a stored key or value, and of an element of the convolution window, in host memory.
 pub(crate) const ELEMENT_BYTES: usize = 4;
 
@@ -27,6 +30,8 @@ pub(crate) struct Loaded {
     pub(crate) dir: PathBuf,
     pub(crate) config: Config,
     pub(crate) runner: Box<dyn Runner>,
+    /// Tokens of one sequence that its state has room for.
+    pub(crate) context: usize,
     /// Words for the device.
     pub(crate) device: String,
     /// Why this checkpoint was taken.
@@ -56,7 +61,7 @@ impl Model {
     }
 
     fn with_text(loaded: Loaded) -> anyhow::Result<Self> {
-        let Loaded { dir, config, runner, device, why } = loaded;
+        let Loaded { dir, config, runner, context, device, why } = loaded;
         let tokenizer = Tokenizer::load(&dir)?;
         let defaults = GenerationDefaults::load(&dir)?;
         let (ids, rows) = (tokenizer.vocab_size(), config.shape.vocab_size);
@@ -72,11 +77,11 @@ impl Model {
         stop_ids.extend(tokenizer.token_id("<|im_start|>"));
         Ok(Self {
             dir,
+            session: Session::new(runner, context, cut_rule(&tokenizer)),
             tokenizer,
             defaults,
             stop_ids,
             vocab_used: ids,
-            session: Session::new(runner),
             device,
             is_demo: why == Why::Demo,
         })
@@ -86,6 +91,12 @@ impl Model {
     pub(crate) fn template(&self) -> anyhow::Result<ChatTemplate> {
         Ok(ChatTemplate::load(&self.dir)?)
     }
+}
+
+/// Prompts are cut, and may be taken up again, where a turn or the result of a tool begins.
+fn cut_rule(tokenizer: &Tokenizer) -> CutRule {
+    let markers = ["<|im_start|>", "<tool_response>"];
+    CutRule::new(markers.iter().filter_map(|marker| tokenizer.token_id(marker)).collect())
 }
 
 /// Loads the network. `context`: tokens that it must hold, where that is known better than by `--ctx`.
@@ -135,8 +146,10 @@ fn load_one(
     let context = plan(&config.shape, weights, context, machine)
         .map_err(|refusal| with_alternative(refusal, candidate))?;
     let network = checkpoint.load()?;
-    let (runner, device) = start(args, network, &config.shape, context)?;
-    Ok(Loaded { dir: dir.clone(), config, runner, device, why: candidate.why })
+    let used = MemoryPlan::new(&config.shape, weights, context, ELEMENT_BYTES).total();
+    let budget = machine.limit().saturating_sub(used).min(SNAPSHOT_BYTES_MAX);
+    let (runner, device) = start(args, network, &config.shape, context, budget)?;
+    Ok(Loaded { dir: dir.clone(), config, runner, context, device, why: candidate.why })
 }
 
 /// Names the demo in a refusal of another model that the user named.
@@ -192,8 +205,9 @@ fn start(
     network: Network<CheckpointParts>,
     shape: &Shape,
     context: usize,
+    snapshot_budget: u64,
 ) -> anyhow::Result<(Box<dyn Runner>, String)> {
-    let size = CacheSize::one_sequence(context);
+    let size = cache_size(shape, context, ELEMENT_BYTES, snapshot_budget);
     if args.device == Device::Reference {
         let ops = Reference::new(shape.clone(), size);
         return Ok((Box::new(Executor { ops, network }), "f32 reference".to_owned()));

@@ -1,7 +1,7 @@
 //! One request from prompt ids to a finished reply, with its timings: shared by `chat` and `generate`.
 
 use crate::load::Model;
-use calla_engine::{FinishReason, Progress, Request, Sampling};
+use calla_engine::{CacheKey, FinishReason, Progress, Request, Reuse, Sampling};
 use calla_text::{Event, FinishedReply, ReplyAssembler, ReplyForm};
 use serde_json::{Value, json};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -23,8 +23,8 @@ pub(crate) struct Outcome {
     pub(crate) ids: Vec<u32>,
     pub(crate) end: End,
     pub(crate) prompt_tokens: usize,
-    /// Prompt tokens that the state held already.
-    pub(crate) cached_tokens: usize,
+    /// Prompt tokens that had been computed before, and why not more of them.
+    pub(crate) reuse: Reuse,
     /// Until the first token was there.
     pub(crate) prefill: Duration,
     /// From the first token to the last.
@@ -47,7 +47,7 @@ pub(crate) enum End {
 impl Outcome {
     /// Prompt tokens computed per second.
     pub(crate) fn prefill_rate(&self) -> f64 {
-        rate(self.prompt_tokens - self.cached_tokens, self.prefill)
+        rate(self.prompt_tokens - self.reuse.reused, self.prefill)
     }
 
     /// Reply tokens per second, the first one not counted: it belongs to the prefill.
@@ -86,7 +86,7 @@ impl Outcome {
             "finish_reason": self.finish_reason(),
             "usage": {
                 "prompt_tokens": self.prompt_tokens,
-                "cached_tokens": self.cached_tokens,
+                "cached_tokens": self.reuse.reused,
                 "completion_tokens": self.ids.len(),
                 "reasoning_tokens": self.reply.reasoning_tokens,
             },
@@ -121,12 +121,12 @@ pub(crate) fn run(
     let mut assembler = ReplyAssembler::new(&model.tokenizer, task.form, task.stops)?;
     let mut generation = model.session.start(Request {
         prompt: task.prompt,
+        key: CacheKey::default(),
         sampling: task.sampling,
         max_tokens: task.max_tokens.map_or(usize::MAX, |n| n as usize),
         stop_ids: model.stop_ids.clone(),
         vocab_used: model.vocab_used,
     })?;
-    let cached_tokens = generation.reused_tokens();
     let mut ids = Vec::new();
     let mut first_token = None;
     let end = loop {
@@ -145,11 +145,13 @@ pub(crate) fn run(
                     break End::Stop;
                 }
             }
-            Progress::Finished(FinishReason::Stop) => break End::Stop,
-            Progress::Finished(FinishReason::Length) => break End::Length,
-            Progress::Finished(FinishReason::ContextFull) => break End::ContextFull,
+            Progress::Finished(FinishReason::Stop, _) => break End::Stop,
+            Progress::Finished(FinishReason::Length, _) => break End::Length,
+            Progress::Finished(FinishReason::ContextFull, _) => break End::ContextFull,
+            Progress::Finished(FinishReason::Cancelled, _) => break End::Cancelled,
         }
     };
+    let reuse = generation.end().reuse;
     let now = Instant::now();
     let first_token = first_token.unwrap_or(now);
     let reply = assembler.finish();
@@ -161,7 +163,7 @@ pub(crate) fn run(
         ids,
         end,
         prompt_tokens,
-        cached_tokens,
+        reuse,
         prefill: first_token - start,
         decode: now - first_token,
     })

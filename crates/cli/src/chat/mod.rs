@@ -11,7 +11,7 @@ use crate::output;
 use crate::reply_printer::ReplyPrinter;
 use crate::run::{self, End, Outcome, Task};
 use crate::sampling;
-use calla_engine::{EngineError, Sampling};
+use calla_engine::{Sampling, SessionError, SubmitError};
 use calla_text::{ChatTemplate, RenderOptions, ReplyForm, normalise};
 use command::Input;
 use line_reader::LineReader;
@@ -147,7 +147,9 @@ impl Chat<'_> {
             Err(error) => {
                 self.transcript.take_back();
                 output::note_error(&error);
-                if let Some(EngineError::ContextLength { .. }) = error.downcast_ref() {
+                if let Some(SessionError::Submit(SubmitError::ContextLength { .. })) =
+                    error.downcast_ref()
+                {
                     output::note("/reset starts a new conversation; --ctx gives a longer context");
                 }
                 return Ok(());
@@ -203,7 +205,7 @@ impl Chat<'_> {
                 self.model.session.context_length()
             )),
         }
-        let reused = match outcome.cached_tokens {
+        let reused = match outcome.reuse.reused {
             0 => String::new(),
             reused => format!(" ({reused} reused)"),
         };
@@ -218,17 +220,21 @@ impl Chat<'_> {
 
     fn show_stats(&self) {
         let session = &self.model.session;
+        let cache = session.occupancy();
         output::note(&format!(
-            "model {} on {}\n{} messages; context {} of {} tokens used{}",
+            "model {} on {}\n{} messages; context of {} tokens{}\n\
+             cache: {} snapshots, {} of {} KV pages",
             self.model.dir.display(),
             self.model.device,
             self.transcript.messages.len(),
-            session.tokens().len(),
             session.context_length(),
             match self.transcript.tools.len() {
                 0 => String::new(),
                 tools => format!("; {tools} tools"),
-            }
+            },
+            cache.snapshots,
+            cache.pages_used,
+            cache.pages
         ));
     }
 }

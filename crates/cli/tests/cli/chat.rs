@@ -59,7 +59,8 @@ fn commands_change_the_conversation() {
     for words in [
         "system message: Be brief.",
         "the conversation is forgotten",
-        "0 messages; context 0 of",
+        "0 messages; context of 16384 tokens",
+        "cache: 0 snapshots",
         "there is no command /nonsense",
         "waits for no result",
         "thinking is on",
