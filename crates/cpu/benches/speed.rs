@@ -10,7 +10,7 @@ use calla_model::network::CheckpointParts;
 use calla_model::shape::PAGE_TOKENS;
 use calla_model::{AffineFormat, Matrix, Network, Shape};
 use calla_ops::runner::HostOps;
-use calla_ops::{Batch, CacheSize, Ops, Rows, Span, forward};
+use calla_ops::{Batch, CacheSize, Ops, Rows, Span, SpanKind, forward};
 use calla_testkit::weights::{Formats, Stored, matrix, network};
 use calla_testkit::{Random, places};
 use std::hint::black_box;
@@ -135,7 +135,8 @@ fn speed(
     let pages: Vec<usize> = (0..(prefill + decode).div_ceil(PAGE_TOKENS)).collect();
     let step = |cpu: &mut Cpu, start: usize, end: usize| {
         let rows = 0..end - start;
-        let span = Span { rows, position: start, slot: 0, pages: pages.clone() };
+        let kind = SpanKind::Prefill;
+        let span = Span { kind, rows, position: start, slot: 0, pages: pages.clone() };
         let (part, output) = (tokens[start..end].to_vec(), vec![end - start - 1]);
         let batch = Batch::new(part, vec![span], output, shape.vocab_size, size).expect("a batch");
         black_box(forward(cpu, network, &batch, |_, _| {}));
