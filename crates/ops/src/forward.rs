@@ -32,7 +32,7 @@ pub fn forward<O: Ops>(
 }
 
 /// One layer on the residual stream `x`; `index` counts layers of its mixer's kind.
-fn decoder_layer<O: Ops>(
+pub(crate) fn decoder_layer<O: Ops>(
     ops: &mut O,
     layer: &Layer<O::Parts>,
     x: &mut O::Tensor,

@@ -11,10 +11,11 @@
 //! Qwen3.5's layer is a whole decoder layer with experts.)
 
 use crate::batch::Batch;
+use crate::forward::decoder_layer;
 use crate::runner::HostOps;
 use crate::tensor::Rows;
 use calla_model::Network;
-use calla_model::network::{Mixer, Mtp};
+use calla_model::network::Mtp;
 
 /// What the layer says of each row.
 pub struct Drafts {
@@ -27,9 +28,6 @@ pub struct Drafts {
 /// Runs the layer on `hidden` `[rows, hidden]`, the rows of positions `batch.spans()` after the main model's
 /// last norm; `batch.tokens()` are the tokens that follow each of them. `ops` holds the layer's own KV cache
 /// as its first attention layer, apart from the main model's.
-///
-/// # Panics
-/// If the layer's mixer is not attention, which no network of [`Network::build`] has.
 pub fn mtp_forward<O: HostOps>(
     ops: &mut O,
     network: &Network<O::Parts>,
@@ -41,18 +39,7 @@ pub fn mtp_forward<O: HostOps>(
     let embedded = ops.rms_norm(&embedded, &mtp.pre_fc_norm_embedding);
     let hidden = ops.rms_norm(hidden, &mtp.pre_fc_norm_hidden);
     let mut x = ops.linear(&side_by_side(&embedded, &hidden), &mtp.fc);
-
-    let layer = &mtp.layer;
-    let Mixer::Attention(weights) = &layer.mixer else {
-        panic!("the multi-token-prediction layer is an attention layer");
-    };
-    let inputs = ops.attention_in_proj(&x, &layer.input_layernorm, weights);
-    let o = ops.attend(&inputs, weights, 0, batch);
-    ops.out_proj(&mut x, &o, &weights.o_proj);
-    let routed = ops.route(&x, &layer.post_attention_layernorm, &layer.moe);
-    let activations = ops.experts_up(&routed, &layer.moe);
-    ops.experts_down(&mut x, &routed, &activations, &layer.moe);
-
+    decoder_layer(ops, &mtp.layer, &mut x, 0, batch);
     let hidden = ops.rms_norm(&x, &mtp.norm);
     let logits = ops.linear(&hidden, network.output_matrix());
     Drafts { hidden, logits }
