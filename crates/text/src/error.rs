@@ -65,7 +65,7 @@ pub enum Error {
         reason: String,
     },
     /// The chat template did too much work or wrote too much.
-    #[error("chat template: stopped, it exceeds the {what} of {bound}")]
+    #[error("chat template: stopped, it exceeds the bound of {bound} {what}")]
     TemplateBudget {
         /// Which bound.
         what: &'static str,

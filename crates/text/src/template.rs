@@ -5,11 +5,14 @@
 //! engine's recursion limits. Dialect and set-up follow Hugging Face's `apply_chat_template`:
 //! `trim_blocks`, `lstrip_blocks`, loop controls, Python string methods, `tojson` as `json.dumps`.
 //!
-//! Known limit: the engine charges a concatenation of lists only once it is built, so a template that
-//! doubles a list in a loop (`x = x + x`, 33 times) can still exhaust memory.
+//! Known limit: the engine does not charge for walking through a concatenation of lists, so a template that
+//! doubles a list in a loop (`x = x + x`, 40 times) and asks for its length runs on after the time bound has
+//! given up on it, on a thread of its own until the program ends.
 
 use std::io;
 use std::path::Path;
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::time::Duration;
 
 use minijinja::value::{Kwargs, Serde, Value, ValueKind};
 use minijinja::{Environment, ErrorKind, State, escape_formatter};
@@ -29,6 +32,11 @@ const FUEL_BASE: u64 = 1_000_000;
 const FUEL_PER_MESSAGE: u64 = 2_000;
 /// Further fuel per byte of the request: enough to copy each byte 64 times.
 const FUEL_PER_BYTE: u64 = 1;
+/// Time that a rendering has, a backstop for work that the engine does not charge. A usual one takes
+/// milliseconds.
+const TIME_BASE: Duration = Duration::from_secs(5);
+/// Further time per MiB of the request.
+const TIME_PER_MEBIBYTE: Duration = Duration::from_secs(2);
 /// Stack of the thread that renders, in reserved addresses, not in memory. A template can nest one list
 /// in another about once per six units of fuel, and the engine prints, compares and drops such a value
 /// by recursion.
@@ -206,11 +214,16 @@ impl ChatTemplate {
             exceeded: false,
         };
         let source = mark_literals(source, &mark);
-        let result = on_deep_stack(|| {
-            environment
+        let limit = TIME_BASE + TIME_PER_MEBIBYTE * (request_bytes >> 20) as u32;
+        let finished = on_deep_stack(limit, move || {
+            let result = environment
                 .template_from_str(&source)
-                .and_then(|template| template.render_captured_to(context, &mut output).map(drop))
+                .and_then(|template| template.render_captured_to(context, &mut output).map(drop));
+            (result, output)
         })?;
+        let Some((result, output)) = finished else {
+            return Err(Error::TemplateBudget { what: "seconds", bound: limit.as_secs() });
+        };
         if output.exceeded {
             return Err(Error::TemplateBudget { what: "output bytes", bound: output.bytes_max });
         }
@@ -453,17 +466,26 @@ fn template_error(error: &minijinja::Error, mark: Option<&Mark>) -> Error {
     Error::Template { line: error.line(), reason }
 }
 
-/// Runs a job on a thread of its own with [`STACK_BYTES`] of stack.
-fn on_deep_stack<T: Send>(job: impl FnOnce() -> T + Send) -> Result<T> {
+/// Runs a job on a thread of its own with [`STACK_BYTES`] of stack; `None` if it takes longer than `limit`.
+/// Its thread then goes on until the job ends by itself: nothing can stop it, but nobody waits for it.
+fn on_deep_stack<T: Send + 'static>(
+    limit: Duration,
+    job: impl FnOnce() -> T + Send + 'static,
+) -> Result<Option<T>> {
     let failed = |reason: String| Error::Template { line: None, reason };
-    std::thread::scope(|scope| {
-        let thread =
-            std::thread::Builder::new().name("chat template".into()).stack_size(STACK_BYTES);
-        let thread = thread
-            .spawn_scoped(scope, job)
-            .map_err(|e| failed(format!("no thread to render on: {e}")))?;
-        thread.join().map_err(|_| failed("the template engine panicked".into()))
-    })
+    let (sender, receiver) = mpsc::channel();
+    std::thread::Builder::new()
+        .name("chat template".into())
+        .stack_size(STACK_BYTES)
+        // Nobody may be listening any more.
+        .spawn(move || drop(sender.send(job())))
+        .map_err(|e| failed(format!("no thread to render on: {e}")))?;
+    match receiver.recv_timeout(limit) {
+        Ok(result) => Ok(Some(result)),
+        Err(RecvTimeoutError::Timeout) => Ok(None),
+        // The sender went without sending.
+        Err(RecvTimeoutError::Disconnected) => Err(failed("the template engine panicked".into())),
+    }
 }
 
 /// Output that stops the template once it is too long.

@@ -31,6 +31,14 @@ fn templates_that_never_end_or_eat_memory_are_stopped() {
 }
 
 #[test]
+fn work_that_is_not_charged_is_stopped_by_time() {
+    let doubled = "{% set ns = namespace(x=[1]) %}{% for i in range(40) %}\
+                   {% set ns.x = ns.x + ns.x %}{% endfor %}{{ ns.x | length }}";
+    let error = render(doubled).unwrap_err().to_string();
+    assert_eq!(error, "chat template: stopped, it exceeds the bound of 5 seconds");
+}
+
+#[test]
 fn deep_nesting_is_an_error_not_a_crash() {
     let ifs = format!("{}x{}", "{% if true %}".repeat(5500), "{% endif %}".repeat(5500));
     let parentheses = format!("{{{{ {}1{} }}}}", "(".repeat(6000), ")".repeat(6000));
