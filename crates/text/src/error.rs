@@ -17,6 +17,18 @@ pub enum Error {
         /// What the operating system said.
         source: std::io::Error,
     },
+    /// A file that every checkpoint has is not there.
+    #[error(
+        "no {name} in {}: it is part of every checkpoint; give the directory that holds the whole \
+         checkpoint, or download the file again",
+        dir.display()
+    )]
+    NoFile {
+        /// The directory.
+        dir: PathBuf,
+        /// The file's name.
+        name: String,
+    },
     /// A checkpoint file is longer than any honest one.
     #[error(
         "{} has {bytes} bytes; at most {bytes_max} are read: it does not look like a file of this kind",
@@ -55,6 +67,14 @@ pub enum Error {
         bytes: usize,
         /// What the tokenizer said.
         reason: String,
+    },
+    /// A text is longer than any model's context.
+    #[error("a text of {bytes} bytes: at most {bytes_max} are tokenised at a time; shorten it")]
+    TextTooLong {
+        /// Length of the text.
+        bytes: usize,
+        /// The bound.
+        bytes_max: usize,
     },
     /// The chat template is not valid, or failed on its own account.
     #[error("chat template{}: {reason}", line.map(|l| format!(", line {l}")).unwrap_or_default())]
@@ -123,7 +143,8 @@ impl Error {
     pub fn is_request_fault(&self) -> bool {
         matches!(
             self,
-            Error::TemplateRaised { .. }
+            Error::TextTooLong { .. }
+                | Error::TemplateRaised { .. }
                 | Error::BadMessage { .. }
                 | Error::UnsupportedPart { .. }
                 | Error::ReservedVariable { .. }

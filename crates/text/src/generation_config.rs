@@ -12,7 +12,7 @@ use crate::files::{CONFIG_BYTES_MAX, bad_file, read_text_if_present};
 pub struct GenerationDefaults {
     /// Whether to sample at all; `false` means greedy.
     pub do_sample: Option<bool>,
-    /// Softmax temperature, finite and not negative.
+    /// Softmax temperature, in 0..=100, as the sampler takes it.
     pub temperature: Option<f32>,
     /// Number of most likely tokens kept; 0 keeps all.
     pub top_k: Option<u32>,
@@ -20,7 +20,7 @@ pub struct GenerationDefaults {
     pub top_p: Option<f32>,
     /// Least probability relative to the most likely token's, in 0..=1.
     pub min_p: Option<f32>,
-    /// Multiplicative repetition penalty, finite and positive.
+    /// Multiplicative repetition penalty, in 0.01..=100, as the sampler takes it.
     pub repetition_penalty: Option<f32>,
     /// Ids that end a reply; written as one integer or a list.
     pub eos_token_id: Vec<u32>,
@@ -66,11 +66,11 @@ fn parse(json: &str) -> Result<GenerationDefaults, String> {
     }
     Ok(GenerationDefaults {
         do_sample,
-        temperature: number("temperature", 0.0, 1e6)?,
+        temperature: number("temperature", 0.0, 100.0)?,
         top_k: top_k.and(map.get("top_k").and_then(Value::as_f64)).map(|k| k as u32),
         top_p: number("top_p", 0.0, 1.0)?,
         min_p: number("min_p", 0.0, 1.0)?,
-        repetition_penalty: number("repetition_penalty", 1e-6, 1e6)?,
+        repetition_penalty: number("repetition_penalty", 0.01, 100.0)?,
         eos_token_id: match map.get("eos_token_id") {
             None | Some(Value::Null) => Vec::new(),
             Some(Value::Array(list)) => list.iter().map(id).collect::<Result<_, _>>()?,
@@ -104,6 +104,9 @@ mod tests {
         for (json, field) in [
             (r#"{"temperature": -1}"#, "temperature"),
             (r#"{"temperature": "hot"}"#, "temperature"),
+            (r#"{"temperature": 101}"#, "`temperature` must be a number in 0..=100, it is 101"),
+            (r#"{"repetition_penalty": 0.001}"#, "in 0.01..=100, it is 0.001"),
+            (r#"{"repetition_penalty": 1000.0}"#, "in 0.01..=100, it is 1000.0"),
             (r#"{"top_k": -1}"#, "top_k"),
             (r#"{"top_k": 1.5}"#, "top_k"),
             (r#"{"top_k": 4294967296}"#, "top_k"),

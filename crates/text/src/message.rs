@@ -34,7 +34,7 @@ impl Role {
 }
 
 /// What a message says.
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize)]
 #[serde(untagged)]
 pub enum Content {
     /// `null` or absent.
@@ -60,6 +60,31 @@ impl Content {
                 })
                 .collect(),
         }
+    }
+}
+
+impl<'de> Deserialize<'de> for Content {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Content, D::Error> {
+        let parts = match Value::deserialize(deserializer)? {
+            Value::Null => return Ok(Content::Null),
+            Value::String(text) => return Ok(Content::Text(text)),
+            Value::Array(parts) => parts,
+            other => {
+                let what = match other {
+                    Value::Bool(_) => "true or false",
+                    Value::Number(_) => "a number",
+                    _ => "an object",
+                };
+                return Err(D::Error::custom(format!(
+                    "`content` is {what}: a text, a list of parts or null is allowed"
+                )));
+            }
+        };
+        let part = |(index, part)| {
+            Part::deserialize(part)
+                .map_err(|e: serde_json::Error| D::Error::custom(format!("part {index}: {e}")))
+        };
+        parts.into_iter().enumerate().map(part).collect::<Result<_, _>>().map(Content::Parts)
     }
 }
 
@@ -184,6 +209,7 @@ impl<'de> Deserialize<'de> for ToolCall {
 
 /// One message of a conversation.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(expecting = "a message: an object with `role` and `content`")]
 pub struct Message {
     /// Who speaks.
     pub role: Role,
@@ -352,7 +378,13 @@ mod tests {
     fn says_what_is_wrong_with_a_message() {
         for (json, words) in [
             (r#"[{"role": "wizard", "content": ""}]"#, "wizard"),
-            (r#"[{"role": "user", "content": 5}]"#, "Content"),
+            (
+                r#"[{"role": "user", "content": 5}]"#,
+                "`content` is a number: a text, a list of parts",
+            ),
+            (r#"[{"role": "user", "content": {"text": "a"}}]"#, "`content` is an object"),
+            (r#"[{"role": "user", "content": ["a", 5]}]"#, "part 1: a content part is neither"),
+            (r#"["hi"]"#, "expected a message: an object with `role` and `content`"),
             (
                 r#"[{"role": "assistant", "tool_calls": [{"name": "f", "arguments": "[1]"}]}]"#,
                 "not a JSON object",

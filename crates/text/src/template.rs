@@ -21,8 +21,10 @@ use serde_json::{Map, Value as Json, json};
 
 use crate::escape::{Mark, Survey};
 use crate::files::{CONFIG_BYTES_MAX, TEMPLATE_BYTES_MAX, bad_file, read_text_if_present};
+use crate::format_cost::format_cost;
+use crate::guard::guard;
 use crate::python;
-use crate::template_source::{bound_chains, mark_literals, syntax};
+use crate::template_source::{bound_chains, mark_literals, survey_source, syntax};
 use crate::{Content, Error, Message, Part, Result, Tokenizer};
 
 /// Fuel that a rendering has before counting its input: about a million instructions or 64 MB of
@@ -37,6 +39,8 @@ const FUEL_PER_BYTE: u64 = 1;
 const TIME_BASE: Duration = Duration::from_secs(5);
 /// Further time per MiB of the request.
 const TIME_PER_MEBIBYTE: Duration = Duration::from_secs(2);
+/// How errors call the engine.
+const ENGINE: &str = "the engine";
 /// Stack of the thread that renders, in reserved addresses, not in memory. A template can nest one list
 /// in another about once per six units of fuel, and the engine prints, compares and drops such a value
 /// by recursion.
@@ -163,7 +167,9 @@ impl ChatTemplate {
         let environment = environment(None);
         for source in std::iter::once(&default).chain(&tool_use) {
             bound_chains(source)?;
-            environment.template_from_str(source).map_err(|e| template_error(&e, None))?;
+            guard(ENGINE, || Ok(environment.template_from_str(source).map(drop)))
+                .map_err(|reason| Error::Template { line: None, reason })?
+                .map_err(|e| template_error(&e, None))?;
         }
         Ok(ChatTemplate { default, tool_use })
     }
@@ -187,7 +193,7 @@ impl ChatTemplate {
         messages: &[Message],
         options: &RenderOptions,
     ) -> Result<Rendered> {
-        refuse_what_is_not_text(messages)?;
+        check_messages(messages)?;
         if let Some(name) = options.variables.keys().find(|name| RESERVED.contains(&name.as_str()))
         {
             return Err(Error::ReservedVariable { name: name.clone() });
@@ -199,7 +205,7 @@ impl ChatTemplate {
         let mut survey = Survey::default();
         survey_request(messages, options, &mut survey)?;
         let request_bytes = survey.bytes;
-        survey.text(source);
+        survey_source(source, &mut survey);
         let mark = Mark::choose(tokenizer, &survey)?;
 
         let context = context(tokenizer, messages, options, &mark)?;
@@ -243,7 +249,13 @@ impl ChatTemplate {
     }
 }
 
-fn refuse_what_is_not_text(messages: &[Message]) -> Result<()> {
+/// Refuses what no template is given: parts that are not text, and calls without a name.
+/// [`ChatTemplate::render`] does so itself; before [`normalise`](crate::normalise) the indices in the
+/// errors are those of the request.
+///
+/// # Errors
+/// [`Error::UnsupportedPart`], [`Error::BadMessage`].
+pub fn check_messages(messages: &[Message]) -> Result<()> {
     for (index, message) in messages.iter().enumerate() {
         if let Content::Parts(parts) = &message.content {
             for part in parts {
@@ -395,6 +407,11 @@ fn environment(mark: Option<&Mark>) -> Environment<'static> {
     });
     let mark = mark.cloned();
     environment.set_unknown_method_callback(move |state, receiver, method, args| {
+        if method == "format"
+            && let Some(format) = receiver.as_str()
+        {
+            state.consume_fuel(format_cost(format, args)?)?;
+        }
         if let Some(mark) = &mark
             && let Some(args) = marked_arguments(mark, receiver, method, args)
         {
@@ -478,13 +495,13 @@ fn on_deep_stack<T: Send + 'static>(
         .name("chat template".into())
         .stack_size(STACK_BYTES)
         // Nobody may be listening any more.
-        .spawn(move || drop(sender.send(job())))
+        .spawn(move || drop(sender.send(guard(ENGINE, || Ok(job())))))
         .map_err(|e| failed(format!("no thread to render on: {e}")))?;
     match receiver.recv_timeout(limit) {
-        Ok(result) => Ok(Some(result)),
+        Ok(result) => result.map(Some).map_err(failed),
         Err(RecvTimeoutError::Timeout) => Ok(None),
         // The sender went without sending.
-        Err(RecvTimeoutError::Disconnected) => Err(failed("the template engine panicked".into())),
+        Err(RecvTimeoutError::Disconnected) => Err(failed(format!("{ENGINE} gave up"))),
     }
 }
 

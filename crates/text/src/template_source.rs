@@ -3,7 +3,7 @@
 use minijinja::machinery::{Token, tokenize};
 use minijinja::syntax::SyntaxConfig;
 
-use crate::escape::Mark;
+use crate::escape::{Mark, Survey};
 use crate::{Error, Result};
 
 /// Tokens in one tag. The engine bounds brackets and blocks, but follows a chain of operators, filters
@@ -41,6 +41,19 @@ pub(crate) fn bound_chains(source: &str) -> Result<()> {
         });
     }
     Ok(())
+}
+
+/// Surveys a source: what is written in it, and what the escapes of its literals (`'\\ufdd0'`) stand for.
+/// The mark must be neither, or the template could take it out of the request's text.
+pub(crate) fn survey_source(source: &str, survey: &mut Survey) {
+    survey.text(source);
+    for (token, _) in tokenize(source, false, syntax()).map_while(|token| token.ok()) {
+        match token {
+            Token::Str(text) => survey.text(text),
+            Token::String(text) => survey.text(&text),
+            _ => {}
+        }
+    }
 }
 
 /// The source with marks in the string literals that are compared with something: those before `in`

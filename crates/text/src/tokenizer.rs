@@ -5,17 +5,16 @@
 //! All of them are control tokens here, whether or not the file calls them "special".
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 use std::sync::{Arc, OnceLock};
 
-use serde::Deserialize;
 use tokenizers::{
-    DecoderWrapper, Model, ModelWrapper, NormalizedString, Normalizer, NormalizerWrapper,
-    OffsetReferential, OffsetType, PreTokenizedString, PreTokenizer,
+    Model, ModelWrapper, NormalizedString, Normalizer, NormalizerWrapper, OffsetReferential,
+    OffsetType, PreTokenizedString, PreTokenizer,
 };
 
 use crate::files::{CONFIG_BYTES_MAX, TOKENIZER_BYTES_MAX, bad_file, read_text};
+use crate::tokenizer_file::{AddedTokenOfFile, TokenizerFile};
 use crate::{Error, GenerationDefaults, Result};
 
 /// An entry that is cut out of a text before BPE: a control token.
@@ -43,21 +42,9 @@ struct Inner {
     named: BTreeMap<String, String>,
 }
 
-/// What is read of `tokenizer.json` beside the `tokenizers` crate, which re-numbers added tokens
-/// without an error where the file has a hole.
-#[derive(Deserialize)]
-struct AddedTokensOfFile {
-    #[serde(default)]
-    added_tokens: Vec<AddedTokenOfFile>,
-}
-
-#[derive(Deserialize)]
-struct AddedTokenOfFile {
-    id: u32,
-    content: String,
-    #[serde(default)]
-    special: bool,
-}
+/// Longest text that is tokenised, in bytes: ten times the largest context of the family, at four bytes
+/// a token. The `tokenizers` crate takes some 80 bytes of memory for each.
+const TEXT_BYTES_MAX: usize = 16 << 20;
 
 /// Token names of `tokenizer_config.json` that templates and the end-of-sequence set may use.
 const NAMED_TOKENS: [&str; 4] = ["bos_token", "eos_token", "pad_token", "unk_token"];
@@ -82,9 +69,10 @@ impl Tokenizer {
     /// ordinary tokens, all else is what the tokenizer gives.
     ///
     /// # Errors
-    /// [`Error::Encode`] if the tokenizer itself fails, or if its merges can build an added token
-    /// (no tokenizer of the family does).
+    /// [`Error::TextTooLong`] above 16 MiB; [`Error::Encode`] if the tokenizer itself fails, or if its
+    /// merges can build an added token (no tokenizer of the family does).
     pub fn encode_text(&self, text: &str) -> Result<Vec<u32>> {
+        bound_text(text)?;
         let ids = guard(|| self.inner.encode_plain(text))
             .map_err(|reason| Error::Encode { bytes: text.len(), reason })?;
         let is_added = |id: &u32| self.inner.added.binary_search_by_key(id, |t| t.id).is_ok();
@@ -110,6 +98,7 @@ impl Tokenizer {
     /// As [`encode_raw`](Self::encode_raw); `mark` is a character that stands inside what only looks
     /// like an added token, and is taken out once the true ones are cut out.
     pub(crate) fn encode_marked(&self, prompt: &str, mark: Option<char>) -> Result<Vec<u32>> {
+        bound_text(prompt)?;
         let pieces = guard(|| Ok(self.inner.cut_added_tokens(prompt)))
             .map_err(|reason| Error::Encode { bytes: prompt.len(), reason })?;
         let mut ids = Vec::with_capacity(prompt.len() / 3);
@@ -214,13 +203,15 @@ enum Piece {
 
 impl Inner {
     fn from_json(json: &str) -> Result<Inner, String> {
-        let of_file: AddedTokensOfFile = serde_json::from_str(json).map_err(|e| e.to_string())?;
+        let of_file = TokenizerFile::parse(json)?;
         let mut hf: tokenizers::Tokenizer = guard(|| json.parse().map_err(boxed))?;
         if !matches!(hf.get_model(), ModelWrapper::BPE(_)) {
             return Err("the model is not BPE, which the family uses".into());
         }
-        if !matches!(hf.get_decoder(), Some(DecoderWrapper::ByteLevel(_))) {
-            return Err("the decoder is not ByteLevel, which the family uses".into());
+        let alphabet = ('\0'..='\u{143}').filter(|c| byte_of_char(*c).is_some());
+        if let Some(c) = alphabet.into_iter().find(|c| hf.token_to_id(&c.to_string()).is_none()) {
+            // Text with this byte would lose it without a word.
+            return Err(format!("`model.vocab` has no token {c:?}; it needs one for each byte"));
         }
         // Padding would lengthen and truncation would shorten prompts behind the caller's back.
         hf.with_padding(None);
@@ -228,9 +219,6 @@ impl Inner {
 
         let mut added = Vec::with_capacity(of_file.added_tokens.len());
         for AddedTokenOfFile { id, content, special } in of_file.added_tokens {
-            if content.is_empty() {
-                return Err(format!("the added token {id} is empty"));
-            }
             match hf.token_to_id(&content) {
                 Some(got) if got == id => added.push(AddedToken { id, content, special }),
                 got => {
@@ -318,17 +306,20 @@ fn named_tokens(json: &str) -> Result<BTreeMap<String, String>, String> {
     Ok(named)
 }
 
+fn bound_text(text: &str) -> Result<()> {
+    match text.len() {
+        0..=TEXT_BYTES_MAX => Ok(()),
+        bytes => Err(Error::TextTooLong { bytes, bytes_max: TEXT_BYTES_MAX }),
+    }
+}
+
 fn boxed(error: impl std::fmt::Display) -> String {
     error.to_string()
 }
 
-/// Runs a call into the `tokenizers` crate, parts of which panic on odd files.
+/// Runs a call into the `tokenizers` crate, parts of which panic on odd files and texts.
 fn guard<T>(call: impl FnOnce() -> Result<T, String>) -> Result<T, String> {
-    catch_unwind(AssertUnwindSafe(call)).unwrap_or_else(|panic| {
-        let words = panic.downcast_ref::<String>().map(String::as_str);
-        let words = words.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("no reason");
-        Err(format!("the tokenizer gave up: {words}"))
-    })
+    crate::guard::guard("the tokenizer", call)
 }
 
 /// The byte that a character of the byte-level alphabet (GPT-2's) stands for: printable Latin-1 stands

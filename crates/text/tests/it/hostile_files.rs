@@ -29,13 +29,14 @@ fn broken_tokenizer_files() {
         (b"null", "tokenizer.json"),
         (b"{}", "tokenizer.json"),
         (b"\xff\xfe", "UTF-8"),
-        (deep.as_bytes(), "EOF"),
+        (deep.as_bytes(), "recursion limit"),
         (b"{\"version\": \"9.0\"}", "tokenizer.json"),
     ] {
         let message = load(&[("tokenizer.json", bytes)]).unwrap_err().to_string();
         assert!(message.contains("tokenizer.json") && message.contains(words), "{message}");
     }
-    assert!(matches!(load(&[]), Err(Error::Read { .. })));
+    let message = load(&[]).unwrap_err().to_string();
+    assert!(message.starts_with("no tokenizer.json in "), "{message}");
 }
 
 #[test]
@@ -60,10 +61,82 @@ fn tokenizers_that_lie() {
             "",
         ),
         ("vocab of strings", |j| j["model"]["vocab"] = json!({"a": "b"}), ""),
+        ("no bytes", |j| j["model"]["vocab"] = json!({"a": 0}), "has no token '!'"),
+        ("one id twice", |j| j["model"]["vocab"]["zz"] = json!(7), "gives the id 7 to two tokens"),
+        (
+            "long token",
+            |j| j["added_tokens"][0]["content"] = json!("<".repeat(257)),
+            "has 257 bytes, at most 256",
+        ),
     ];
     for (name, change, words) in cases {
         let message = load_changed(change).unwrap_err().to_string();
         assert!(message.contains("tokenizer.json") && message.contains(words), "{name}: {message}");
+    }
+}
+
+#[test]
+fn pipelines_that_the_family_does_not_use() {
+    let replace = json!({"type": "Replace", "pattern": {"String": "a"}, "content": "aa"});
+    let nfc = json!({"type": "NFC"});
+    let split = json!({"type": "Split", "pattern": {"Regex": "a+"}, "behavior": "Isolated",
+        "invert": false});
+    let long = json!({"type": "Split", "pattern": {"Regex": "a".repeat(1025)},
+        "behavior": "Isolated", "invert": false});
+    let byte_level = byte_tokenizer_json()["pre_tokenizer"].clone();
+    let mut prefixed = byte_level.clone();
+    prefixed["add_prefix_space"] = json!(true);
+    let normalizers = |steps: Vec<Value>| json!({"type": "Sequence", "normalizers": steps});
+    let pre_tokenizers = |steps: Vec<Value>| json!({"type": "Sequence", "pretokenizers": steps});
+    let template = |single: Value, special: Value| json!({"type": "TemplateProcessing", "single": single, "pair": [], "special_tokens": special});
+    let begin = json!({"SpecialToken": {"id": "<|im_start|>", "type_id": 0}});
+    let sequence = json!({"Sequence": {"id": "A", "type_id": 0}});
+    let load_field = |pointer: &str, value: &Value| {
+        load_changed(|json| *json.pointer_mut(pointer).unwrap() = value.clone())
+    };
+
+    for (pointer, value) in [
+        ("/normalizer", Value::Null),
+        ("/normalizer", normalizers(vec![])),
+        ("/normalizer", normalizers(vec![nfc.clone()])),
+        ("/pre_tokenizer", pre_tokenizers(vec![split.clone(), byte_level.clone()])),
+        ("/post_processor", template(json!([sequence.clone()]), json!({}))),
+        ("/model/dropout", json!(0.0)),
+        ("/model/end_of_word_suffix", json!("")),
+    ] {
+        let tokenizer = load_field(pointer, &value).unwrap();
+        assert_eq!(tokenizer.encode_text("aab").unwrap(), [97, 97, 98], "{pointer}: {value}");
+    }
+
+    let bomb = normalizers(vec![replace.clone(); 34]);
+    for (pointer, value, words) in [
+        ("/normalizer", replace, "`normalizer` is {"),
+        ("/normalizer", bomb, "NFC"),
+        ("/normalizer", normalizers(vec![nfc; 1000]), "a Sequence of one NFC"),
+        ("/normalizer", json!({"type": "Prepend", "prepend": "x"}), "accepted is null or NFC"),
+        ("/normalizer", json!("NFC"), "accepted is null or NFC"),
+        ("/pre_tokenizer", Value::Null, "`pre_tokenizer` is null"),
+        ("/pre_tokenizer", split.clone(), "last, ByteLevel"),
+        ("/pre_tokenizer", prefixed, "add_prefix_space"),
+        ("/pre_tokenizer", pre_tokenizers(vec![]), "last, ByteLevel"),
+        ("/pre_tokenizer", pre_tokenizers(vec![long, byte_level.clone()]), "has 1025 bytes"),
+        (
+            "/pre_tokenizer",
+            pre_tokenizers([vec![split; 5], vec![byte_level]].concat()),
+            "last, ByteLevel",
+        ),
+        ("/post_processor", template(json!([begin, sequence]), json!({})), "adds no token"),
+        ("/decoder", json!({"type": "Fuse"}), "accepted is ByteLevel"),
+        ("/model/dropout", json!(0.5), "`model.dropout` is 0.5; accepted is null or 0"),
+        ("/model/unk_token", json!("a"), "`model.unk_token` is \"a\""),
+        ("/model/continuing_subword_prefix", json!("##"), "continuing_subword_prefix"),
+        ("/model/end_of_word_suffix", json!("</w>"), "end_of_word_suffix"),
+        ("/model/fuse_unk", json!(true), "fuse_unk"),
+        ("/model/byte_fallback", json!(true), "byte_fallback"),
+    ] {
+        let message = load_field(pointer, &value).unwrap_err().to_string();
+        assert!(message.contains("tokenizer.json") && message.contains(words), "{message}");
+        assert!(message.len() < 400, "{message}");
     }
 }
 
@@ -97,6 +170,17 @@ fn an_added_token_that_text_can_spell_is_refused_when_it_does() {
     assert_eq!(tokenizer.encode_text("xyz").unwrap(), [120, 121, 122]);
     let message = tokenizer.encode_text("xaz").unwrap_err().to_string();
     assert!(message.contains("added token 97"), "{message}");
+}
+
+#[test]
+fn texts_beyond_any_context_are_refused() {
+    let tokenizer = crate::fixtures::byte_tokenizer();
+    let long = "x".repeat((16 << 20) + 1);
+    for result in [tokenizer.encode_text(&long), tokenizer.encode_raw(&long)] {
+        let error = result.unwrap_err();
+        assert!(error.is_request_fault());
+        assert!(error.to_string().starts_with("a text of 16777217 bytes: at most 16777216"));
+    }
 }
 
 #[test]

@@ -23,11 +23,23 @@ fn templates_that_never_end_or_eat_memory_are_stopped() {
         "{% for i in range(99999) %}{{ 'x' * 1000 }}{% endfor %}",
         "{% for i in range(20000) %}{{ messages | tojson }}{{ range(9999) | list | tojson }}{% endfor %}",
         "{{ ('x' * 100000).replace('x', 'x' * 100000) }}",
+        "{{ '{:>20000000000}'.format(1) }}",
+        "{{ '{:.4000000000f}'.format(1.5) | length }}",
+        "{{ ('{0}' * 10000).format('x' * 100000) | length }}",
+        "{% for i in range(100000) %}{{ '{:>1000}'.format(1) | length }}{% endfor %}",
+        "{{ '%1000000000d' | format(1) }}",
     ] {
         let error = render(source).unwrap_err();
         assert!(!error.is_request_fault(), "{source}: {error}");
         assert!(error.to_string().starts_with("chat template"), "{source}: {error}");
     }
+}
+
+#[test]
+fn a_panic_of_the_engine_is_an_error() {
+    let error = render("{% for i in [1] %}{{ loop.cycle() }}{% endfor %}").unwrap_err().to_string();
+    assert!(error.starts_with("chat template: the engine gave up: "), "{error}");
+    assert!(!calla_text::is_guarded());
 }
 
 #[test]
@@ -118,6 +130,7 @@ fn the_dialect_is_that_of_apply_chat_template() {
         ("{{ [1] | tojson(indent=2) }}", "[\n  1\n]"),
         ("{% for i in [1, 2, 3] %}{% if i == 2 %}{% break %}{% endif %}{{ i }}{% endfor %}", "1"),
         ("{% for k, v in {'a': 1}.items() %}{{ k }}{{ v }}{% endfor %}", "a1"),
+        ("{{ '{}={:>4}{{}}'.format('a', 7) }}", "a=   7{}"),
         ("{{ strftime_now('%Y') | length }}", "4"),
         ("{{ messages[-1].role }}{{ messages[::-1] | length }}{{ ' x '.strip() }}", "user1x"),
     ] {
