@@ -12,7 +12,7 @@ use crate::sequence::{
 };
 use crate::step::{Arithmetic, StateOp, Step};
 use calla_model::shape::PAGE_TOKENS;
-use calla_ops::sample::{SamplingError, choose};
+use calla_ops::sample::{BadLogits, SamplingError, choose};
 use calla_ops::{Batch, CacheSize, Rows, Span, SpanKind, StepError};
 use std::collections::VecDeque;
 
@@ -107,11 +107,11 @@ pub enum Output {
         /// Its counts.
         usage: Usage,
     },
-    /// The device failed while it ran this request; others go on.
+    /// The device failed while it ran this request, or gave logits that are no numbers; others go on.
     Failed {
         /// The request.
         id: RequestId,
-        /// What the device reported.
+        /// What went wrong.
         error: String,
     },
 }
@@ -286,10 +286,7 @@ impl Engine {
             }
             Err(error) => {
                 for (id, _) in work {
-                    let i = self.index_of(id);
-                    let sequence = self.running.remove(i);
-                    self.release(sequence.state);
-                    self.outputs.push_back(Output::Failed { id, error: error.to_string() });
+                    self.fail(id, &error.to_string());
                 }
             }
         }
@@ -484,37 +481,49 @@ impl Engine {
             self.take_snapshot(i);
         }
         let reason = if self.running[i].cancelled {
-            Some(FinishReason::Cancelled)
+            Ok(Some(FinishReason::Cancelled))
         } else {
-            logits.and_then(|logits| self.sample(i, logits))
+            logits.map_or(Ok(None), |logits| self.sample(i, logits))
         };
-        if let Some(reason) = reason {
-            let sequence = self.running.remove(i);
-            self.finish(sequence, reason);
+        match reason {
+            Ok(None) => {}
+            Ok(Some(reason)) => {
+                let sequence = self.running.remove(i);
+                self.finish(sequence, reason);
+            }
+            Err(error) => self.fail(id, &error.to_string()),
         }
     }
 
+    /// Ends a running sequence whose state is worth nothing.
+    fn fail(&mut self, id: RequestId, error: &str) {
+        let i = self.index_of(id);
+        let sequence = self.running.remove(i);
+        self.release(sequence.state);
+        self.outputs.push_back(Output::Failed { id, error: error.to_owned() });
+    }
+
     /// Chooses the next token; says if and why the reply ends.
-    fn sample(&mut self, i: usize, logits: &[f32]) -> Option<FinishReason> {
+    fn sample(&mut self, i: usize, logits: &[f32]) -> Result<Option<FinishReason>, BadLogits> {
         let sequence = &mut self.running[i];
         let request = &sequence.request;
         if request.max_tokens == 0 {
-            return Some(FinishReason::Length);
+            return Ok(Some(FinishReason::Length));
         }
-        let token = choose(logits, request.vocab_used, &request.sampling, &sequence.history);
+        let token = choose(logits, request.vocab_used, &request.sampling, &sequence.history)?;
         if request.stop_ids.contains(&token) {
-            return Some(FinishReason::Stop);
+            return Ok(Some(FinishReason::Stop));
         }
         sequence.history.push(token);
         sequence.tokens.push(token);
         self.outputs.push_back(Output::Token { id: sequence.id, token });
-        if sequence.generated() == sequence.request.max_tokens {
+        Ok(if sequence.generated() == sequence.request.max_tokens {
             Some(FinishReason::Length)
         } else if sequence.tokens.len() > self.config.context {
             Some(FinishReason::ContextFull)
         } else {
             None
-        }
+        })
     }
 
     /// Copies the state of running sequence `i` into the cache, if a slot can be had for it.

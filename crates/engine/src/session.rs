@@ -23,9 +23,9 @@ pub enum SessionError {
     /// It was not accepted.
     #[error(transparent)]
     Submit(#[from] SubmitError),
-    /// The device failed; the sequence's state is lost.
+    /// The device failed or gave logits that are no numbers; the sequence's state is lost.
     #[error("{0}")]
-    Device(String),
+    Failed(String),
 }
 
 /// What one step did.
@@ -152,7 +152,7 @@ impl Generation<'_> {
                 }
                 Some(Output::Failed { error, .. }) => {
                     self.finished = Some((FinishReason::Cancelled, Usage::default()));
-                    return Err(SessionError::Device(error));
+                    return Err(SessionError::Failed(error));
                 }
                 None => self.session.step(),
             }

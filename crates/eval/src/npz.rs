@@ -89,11 +89,12 @@ impl Npz {
     /// If it cannot be read, is no zip archive, or is packed in a way that `numpy` does not use.
     pub fn open(path: &Path) -> Result<Self, NpzError> {
         let read = |reason: String| NpzError::Read { path: path.to_path_buf(), reason };
-        let file = File::open(path).map_err(|e| read(e.to_string()))?;
-        let meta = file.metadata().map_err(|e| read(e.to_string()))?;
+        // Before opening: that of a pipe would wait for a writer.
+        let meta = std::fs::metadata(path).map_err(|e| read(e.to_string()))?;
         if !meta.is_file() {
             return Err(read("it is not a regular file".to_owned()));
         }
+        let file = File::open(path).map_err(|e| read(e.to_string()))?;
         let mut zip = ZipArchive::new(BufReader::new(file)).map_err(|e| read(e.to_string()))?;
         let mut entries = BTreeMap::new();
         for index in 0..zip.len() {
@@ -182,9 +183,16 @@ impl Npz {
         self.budget -= claimed;
         let entry = self.zip.by_index(index).map_err(|e| problem(name, e.to_string()))?;
         let mut bytes = Vec::new();
-        // Grows with the data that really come, not with the claim.
-        let read = entry.take(claimed).read_to_end(&mut bytes);
+        // Grows with the data that really come, not with the claim. One byte more than claimed, for the
+        // checksum is compared only by a read that meets the end.
+        let read = entry.take(claimed + 1).read_to_end(&mut bytes);
         read.map_err(|e| problem(name, format!("cannot unpack it: {e}")))?;
+        if bytes.len() as u64 > claimed {
+            return Err(problem(
+                name,
+                format!("it unpacks to more than the {claimed} bytes it claims"),
+            ));
+        }
         Raw::parse(name, bytes)
     }
 

@@ -30,9 +30,13 @@ fn floats(shape: &str, values: &[f32]) -> Vec<u8> {
 }
 
 fn write(dir: &Path, entries: &[(&str, &[u8])]) -> PathBuf {
+    write_packed(dir, entries, CompressionMethod::Deflated)
+}
+
+fn write_packed(dir: &Path, entries: &[(&str, &[u8])], method: CompressionMethod) -> PathBuf {
     let path = dir.join("goldens.npz");
     let mut zip = ZipWriter::new(std::fs::File::create(&path).unwrap());
-    let options = FileOptions::default().compression_method(CompressionMethod::Deflated);
+    let options = FileOptions::default().compression_method(method);
     for (name, bytes) in entries {
         zip.start_file(format!("{name}.npy"), options).unwrap();
         zip.write_all(bytes).unwrap();
@@ -162,6 +166,21 @@ fn top_logits_must_be_ordered_and_distinct() {
     expect(&prompt(&[1.0, 2.0], &[3, 4]), &["falling order"]);
     expect(&prompt(&[2.0, 1.0], &[3, 3]), &["token 3 appears twice"]);
     expect(&prompt(&[2.0, 1.0], &[3, 4]), &["\"p0_lse\" is missing"]);
+}
+
+#[test]
+fn a_flipped_byte_is_found_by_the_checksum() {
+    let dir = tempfile::tempdir().unwrap();
+    let logits = floats("(2, 2)", &[0.5, 1234.5, 2.5, 3.5]);
+    let entries = [("ids", &ids(&[0, 1])[..]), ("logits_f32", &logits[..])];
+    let path = write_packed(dir.path(), &entries, CompressionMethod::Stored);
+    assert!(read_goldens(&path).is_ok());
+    let mut bytes = std::fs::read(&path).unwrap();
+    let at = bytes.windows(4).position(|w| w == 1234.5_f32.to_le_bytes()).unwrap();
+    bytes[at + 3] ^= 1;
+    std::fs::write(&path, bytes).unwrap();
+    let message = read_goldens(&path).unwrap_err().to_string();
+    expect(&message, &["\"logits_f32\"", "checksum"]);
 }
 
 /// A small well-formed file in the layout of many prompts.

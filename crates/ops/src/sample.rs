@@ -104,21 +104,42 @@ impl History {
     }
 }
 
+/// The network gave logits that nothing can be chosen from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "{bad} of {count} logits are not finite numbers: the checkpoint is damaged \
+     (`calla info --verify` finds the tensor), or the device has failed"
+)]
+pub struct BadLogits {
+    /// Logits that are NaN or infinite.
+    pub bad: usize,
+    /// Logits that could be chosen.
+    pub count: usize,
+}
+
 /// Chooses the next token. Only ids below `vocab_used` can be chosen: rows beyond are padding.
 ///
-/// # Panics
-/// If no id is allowed (`vocab_used` or `logits` empty).
-#[must_use]
-pub fn choose(logits: &[f32], vocab_used: usize, sampling: &Sampling, history: &History) -> u32 {
+/// # Errors
+/// If a logit is NaN or infinite, or none is given: whatever were chosen would be noise.
+pub fn choose(
+    logits: &[f32],
+    vocab_used: usize,
+    sampling: &Sampling,
+    history: &History,
+) -> Result<u32, BadLogits> {
     let mut logits = logits[..vocab_used.min(logits.len())].to_vec();
+    let bad = logits.iter().filter(|logit| !logit.is_finite()).count();
+    if bad > 0 || logits.is_empty() {
+        return Err(BadLogits { bad, count: logits.len() });
+    }
     penalize(&mut logits, sampling, history);
     if sampling.temperature == 0.0 {
-        return argmax(&logits);
+        return Ok(argmax(&logits));
     }
     let mut candidates = candidates(&logits, sampling);
     keep_top_p(&mut candidates, sampling.top_p);
     keep_min_p(&mut candidates, sampling.min_p);
-    draw(&candidates, uniform(sampling.seed, history.generated))
+    Ok(draw(&candidates, uniform(sampling.seed, history.generated)))
 }
 
 /// Index of the largest value, the first of equals; NaN never wins.
@@ -162,8 +183,7 @@ fn candidates(logits: &[f32], sampling: &Sampling) -> Vec<Candidate> {
         .zip(0..)
         .map(|(&logit, token)| {
             let exponent = f64::from(logit - max) / f64::from(sampling.temperature);
-            // NaN logits get no weight.
-            Candidate { token, weight: exponent.exp().max(0.0) }
+            Candidate { token, weight: exponent.exp() }
         })
         .collect();
     let by_weight =
@@ -231,9 +251,13 @@ mod tests {
         let mut counts = [0.0; 5];
         for seed in 0..20_000 {
             let sampling = Sampling { seed, ..sampling.clone() };
-            counts[choose(&LOGITS, 5, &sampling, &History::default()) as usize] += 1.0 / 20_000.0;
+            counts[pick(&sampling, &History::default()) as usize] += 1.0 / 20_000.0;
         }
         counts
+    }
+
+    fn pick(sampling: &Sampling, history: &History) -> u32 {
+        choose(&LOGITS, 5, sampling, history).unwrap()
     }
 
     fn warm() -> Sampling {
@@ -242,9 +266,23 @@ mod tests {
 
     #[test]
     fn greedy_takes_the_first_of_equals_and_never_padding() {
-        assert_eq!(choose(&LOGITS, 5, &Sampling::greedy(), &History::default()), 1);
-        assert_eq!(choose(&[0.0, 1.0, 9.0], 2, &Sampling::greedy(), &History::default()), 1);
+        assert_eq!(pick(&Sampling::greedy(), &History::default()), 1);
+        let padded = [0.0, 1.0, 9.0];
+        assert_eq!(choose(&padded, 2, &Sampling::greedy(), &History::default()), Ok(1));
         assert_eq!(argmax(&[f32::NAN, -1.0, f32::NAN]), 1);
+    }
+
+    #[test]
+    fn noise_is_refused_but_not_in_padding() {
+        for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+            for sampling in [Sampling::greedy(), warm()] {
+                let history = History::default();
+                let error = choose(&[1.0, bad, 2.0], 3, &sampling, &history).unwrap_err();
+                assert_eq!(error, BadLogits { bad: 1, count: 3 });
+                assert!(choose(&[1.0, 2.0, bad], 2, &sampling, &history).is_ok());
+            }
+        }
+        assert!(choose(&[], 0, &Sampling::greedy(), &History::default()).is_err());
     }
 
     #[test]
@@ -274,7 +312,7 @@ mod tests {
             let mut history = History::default();
             (0..50)
                 .map(|_| {
-                    let token = choose(&LOGITS, 5, &Sampling { seed, ..warm() }, &history);
+                    let token = pick(&Sampling { seed, ..warm() }, &history);
                     history.push(token);
                     token
                 })
@@ -288,17 +326,17 @@ mod tests {
     fn penalties_change_the_choice() {
         let mut history = History::of_prompt(&[1]);
         let repetition = Sampling { repetition_penalty: 2.0, ..Sampling::greedy() };
-        assert_eq!(choose(&LOGITS, 5, &repetition, &history), 3);
+        assert_eq!(pick(&repetition, &history), 3);
         let presence = Sampling { presence_penalty: 1.5, ..Sampling::greedy() };
-        assert_eq!(choose(&LOGITS, 5, &presence, &history), 1, "the prompt does not count");
+        assert_eq!(pick(&presence, &history), 1, "the prompt does not count");
         history.push(1);
         history.push(3);
-        assert_eq!(choose(&LOGITS, 5, &presence, &history), 2);
+        assert_eq!(pick(&presence, &history), 2);
         history.push(2);
         let frequency = Sampling { frequency_penalty: 0.4, ..Sampling::greedy() };
         history.push(1);
         history.push(1);
-        assert_eq!(choose(&LOGITS, 5, &frequency, &history), 3);
+        assert_eq!(pick(&frequency, &history), 3);
     }
 
     #[test]
