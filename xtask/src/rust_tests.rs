@@ -30,7 +30,9 @@ pub(crate) fn run(skipped: &mut usize) -> Result<Outcome> {
         let line = line.context("reading the tests' output")?;
         let line = String::from_utf8_lossy(&line);
         writeln!(log, "{line}").context("writing target/test.log")?;
-        tally.read(&line);
+        if tally.read(&line) {
+            println!("{line}");
+        }
     }
     let status = child.wait().context("waiting for cargo test")?;
     for (reason, count) in &tally.reasons {
@@ -55,9 +57,10 @@ struct Tally {
 }
 
 impl Tally {
-    fn read(&mut self, line: &str) {
-        if let Some(rest) = line.strip_prefix("test result: ") {
-            println!("{line}");
+    /// Takes a line; true if it is the result of one test program.
+    fn read(&mut self, line: &str) -> bool {
+        let result = line.strip_prefix("test result: ");
+        if let Some(rest) = result {
             self.in_failures = false;
             let passed = rest.split(". ").nth(1).and_then(|counts| counts.split(' ').next());
             self.passed += passed.and_then(|n| n.parse::<usize>().ok()).unwrap_or(0);
@@ -69,6 +72,7 @@ impl Tally {
         if self.in_failures {
             self.failures.push(line.to_owned());
         }
+        result.is_some()
     }
 }
 
