@@ -11,6 +11,10 @@ pub(crate) fn run(args: &EvalArgs) -> anyhow::Result<()> {
     if !(args.margin >= 0.0 && args.margin.is_finite()) {
         bail!("--margin must be a number from 0 up but is {}", args.margin);
     }
+    // Asked before it is opened: to open a pipe would wait for its writer.
+    if std::fs::metadata(&args.goldens).is_ok_and(|file| !file.is_file()) {
+        bail!("{} is not a regular file", args.goldens.display());
+    }
     let goldens = read_goldens(&args.goldens)?;
     let longest = goldens.iter().map(|golden| golden.ids.len()).max().unwrap_or(0);
     let mut loaded = load::load(&args.model, Some(longest))?;

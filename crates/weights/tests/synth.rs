@@ -30,7 +30,7 @@ fn network(skew: f32) -> Network<CheckpointParts> {
     let dir = tempfile::tempdir().unwrap();
     let options = synth::Options { shape: shape(), seed: 3, mtp: false, skew, tokenizer: None };
     let out = dir.path().join("model");
-    synth(&options, &out, &|_, _| {}).unwrap();
+    synth(&options, &out, &|_, _| std::ops::ControlFlow::Continue(())).unwrap();
     Checkpoint::open(&out).unwrap().load().unwrap()
 }
 

@@ -211,7 +211,8 @@ fn two_layouts_in_one_model_are_refused() {
         calla_model::Shape { layers: vec![calla_model::LayerKind::DeltaNet; 2], ..tiny_shape() };
     let options =
         calla_weights::synth::Options { shape, seed: 1, mtp: false, skew: 0.0, tokenizer: None };
-    calla_weights::synth(&options, dir.path(), &|_, _| {}).unwrap();
+    calla_weights::synth(&options, dir.path(), &|_, _| std::ops::ControlFlow::Continue(()))
+        .unwrap();
     let file = std::fs::read(dir.path().join("model.safetensors")).unwrap();
     let mut tensors = tensors_of(&file);
     let name = format!("{LAYER}.linear_attn.conv1d.weight");

@@ -102,6 +102,46 @@ fn a_tokenizer_larger_than_the_model_is_refused() {
     assert!(message.contains("4096 ids but the model only 777"), "{message}");
 }
 
+#[cfg(unix)]
+#[test]
+fn pipes_and_devices_are_no_files() {
+    let dir = tempfile::tempdir().unwrap();
+    let pipe = dir.path().join("pipe");
+    let made = std::process::Command::new("mkfifo").arg(&pipe).status().unwrap();
+    assert!(made.success());
+    let out = dir.path().join("out");
+    for path in [arg(&pipe), "/dev/zero"] {
+        let message = error(&["synth", "--shape", path, arg(&out)], "");
+        assert!(message.contains("not a regular file"), "{message}");
+        let message = error(&["eval", "--goldens", path], "");
+        assert!(message.contains("not a regular file"), "{message}");
+    }
+    assert!(!out.exists());
+}
+
+#[cfg(unix)]
+#[test]
+fn a_signal_ends_synth_and_leaves_nothing() {
+    let dir = tempfile::tempdir().unwrap();
+    let out = dir.path().join("out");
+    // A gigabyte: still at work when the signal comes.
+    let child = std::process::Command::new(env!("CARGO_BIN_EXE_calla"))
+        .args(["synth", "--shape", "full-1", arg(&out)])
+        .stderr(std::process::Stdio::piped())
+        .spawn()
+        .unwrap();
+    while !fs::exists(out.join("model.safetensors.partial")).unwrap() {
+        std::thread::sleep(std::time::Duration::from_millis(2));
+    }
+    let id = child.id().to_string();
+    assert!(std::process::Command::new("kill").args(["-TERM", &id]).status().unwrap().success());
+    let output = child.wait_with_output().unwrap();
+    let err = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{err}");
+    assert!(err.contains("stopped; what was written"), "{err}");
+    assert!(!out.exists());
+}
+
 #[test]
 fn a_bad_log_filter_is_refused() {
     assert!(error(&["tokenize", "--log", "a=b=c"], "x").contains("--log"));

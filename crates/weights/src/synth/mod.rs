@@ -11,6 +11,7 @@ mod write;
 
 use crate::error::Error;
 use calla_model::Shape;
+use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 
 /// What to make.
@@ -44,19 +45,18 @@ pub struct Synthesis {
 /// Most bytes of tensors in one file; larger checkpoints are sharded, with an index.
 const SHARD_BYTES: u64 = 5_000_000_000;
 
-/// Writes a random checkpoint into `dir`, which is created and must be empty. `progress` is called from any
-/// thread with the bytes written so far and in all.
+/// Is told the bytes written so far and in all, from any thread; a break ends the writing.
+pub type Progress<'a> = &'a (dyn Fn(u64, u64) -> ControlFlow<()> + Sync);
+
+/// Writes a random checkpoint into `dir`, which is created and must be empty, but for what a killed run
+/// left: that is removed.
 ///
 /// Files have temporary names until all are complete, and `config.json` comes last: an interrupted run
 /// leaves no directory that looks like a model.
 ///
 /// # Errors
-/// If `dir` is not empty or a file operation fails; what was written is then removed.
-pub fn synth(
-    options: &Options,
-    dir: &Path,
-    progress: &(dyn Fn(u64, u64) + Sync),
-) -> Result<Synthesis, Error> {
+/// If `dir` is not empty, a file operation fails or `progress` breaks; what was written is then removed.
+pub fn synth(options: &Options, dir: &Path, progress: Progress<'_>) -> Result<Synthesis, Error> {
     synth_sharded(options, dir, SHARD_BYTES, progress)
 }
 
@@ -64,7 +64,7 @@ fn synth_sharded(
     options: &Options,
     dir: &Path,
     shard_bytes: u64,
-    progress: &(dyn Fn(u64, u64) + Sync),
+    progress: Progress<'_>,
 ) -> Result<Synthesis, Error> {
     let tensors = plan::plan(options);
     let config = config::config_json(options, &tensors);

@@ -9,7 +9,9 @@ fn options(shape: Shape) -> Options {
     Options { shape, seed: 7, mtp: true, skew: 0.0, tokenizer: None }
 }
 
-fn quiet(_: u64, _: u64) {}
+fn quiet(_: u64, _: u64) -> ControlFlow<()> {
+    ControlFlow::Continue(())
+}
 
 #[test]
 fn a_random_demo_shape_loads_and_is_clean() {
@@ -20,6 +22,7 @@ fn a_random_demo_shape_loads_and_is_clean() {
     let progress = |done: u64, total: u64| {
         let mut largest = largest.lock().unwrap();
         *largest = (largest.0.max(done), total);
+        ControlFlow::Continue(())
     };
     let made = synth(&options(shape.clone()), &out, &progress).unwrap();
     assert_eq!(made.files, 1);
@@ -120,6 +123,44 @@ fn odd_shapes_and_several_files_load() {
     assert!(verify(&checkpoint).is_clean());
     let down = &network.layers[0].moe.shared_down_proj;
     assert!(matches!(down.data(), calla_model::MatrixData::Dense { .. }), "{down:?}");
+}
+
+#[test]
+fn a_stopped_run_leaves_nothing() {
+    let dir = tempfile::tempdir().unwrap();
+    let out = dir.path().join("model");
+    let error = synth(&options(Shape::demo()), &out, &|_, _| ControlFlow::Break(())).unwrap_err();
+    assert!(error.to_string().contains("stopped"), "{error}");
+    assert!(!out.exists());
+}
+
+#[test]
+fn what_a_killed_run_left_is_removed_and_nothing_else() {
+    let dir = tempfile::tempdir().unwrap();
+    let leftovers = [
+        "tokenizer.json.partial",
+        "model.safetensors.partial",
+        "model-00001-of-00002.safetensors.partial",
+    ];
+    for name in leftovers {
+        std::fs::write(dir.path().join(name), "x").unwrap();
+    }
+    let strange = dir.path().join("notes.partial");
+    std::fs::write(&strange, "mine").unwrap();
+    let error = synth(&options(Shape::demo()), dir.path(), &quiet).unwrap_err();
+    assert!(error.to_string().contains("is not empty"), "{error}");
+    assert!(leftovers.iter().all(|name| dir.path().join(name).exists()));
+
+    // Nor is what a run that still lives is writing.
+    std::fs::remove_file(strange).unwrap();
+    let held = std::fs::File::open(dir.path().join(leftovers[1])).unwrap();
+    held.lock().unwrap();
+    let error = synth(&options(Shape::demo()), dir.path(), &quiet).unwrap_err();
+    assert!(error.to_string().contains("is not empty"), "{error}");
+    drop(held);
+
+    synth(&options(Shape::demo()), dir.path(), &quiet).unwrap();
+    assert!(leftovers.iter().all(|name| !dir.path().join(name).exists()));
 }
 
 #[test]

@@ -1,5 +1,6 @@
 //! Writing planned tensors into safetensors files, on all cores and in bounded memory.
 
+use super::Progress;
 use super::fill::Fill;
 use super::plan::PlannedTensor;
 use crate::error::Error;
@@ -7,8 +8,9 @@ use crate::repository::{INDEX_FILE, SINGLE_FILE};
 use rayon::prelude::*;
 use safetensors::Dtype;
 use serde_json::{Map, Value, json};
-use std::fs::File;
+use std::fs::{File, TryLockError};
 use std::io::Write;
+use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -110,8 +112,17 @@ impl Output {
         let io = |source| Error::io("create", dir, source);
         let created = !dir.exists();
         std::fs::create_dir_all(dir).map_err(io)?;
-        if std::fs::read_dir(dir).map_err(io)?.next().is_some() {
-            return Err(Error::NotEmpty { dir: dir.to_owned() });
+        let not_empty = || Error::NotEmpty { dir: dir.to_owned() };
+        let mut leftovers = Vec::new();
+        for entry in std::fs::read_dir(dir).map_err(io)? {
+            let path = entry.map_err(io)?.path();
+            if !is_leftover(&path) {
+                return Err(not_empty());
+            }
+            leftovers.push(path);
+        }
+        for path in leftovers {
+            std::fs::remove_file(&path).map_err(|source| Error::io("remove", &path, source))?;
         }
         Ok(Self { dir: dir.to_owned(), created, names: Vec::new(), finished: false })
     }
@@ -120,6 +131,8 @@ impl Output {
     fn start(&mut self, name: &str) -> Result<(PathBuf, File), Error> {
         let path = self.dir.join(format!("{name}{PARTIAL}"));
         let file = File::create_new(&path).map_err(|source| Error::io("create", &path, source))?;
+        // Says that this run lives; where the file system has no locks, nothing does.
+        let _ = file.try_lock();
         self.names.push(name.to_owned());
         Ok((path, file))
     }
@@ -152,7 +165,7 @@ impl Output {
     pub(super) fn write_shards(
         &mut self,
         shards: &[PlannedShard<'_>],
-        progress: &(dyn Fn(u64, u64) + Sync),
+        progress: Progress<'_>,
     ) -> Result<u64, Error> {
         let total = shards.iter().map(|shard| shard.bytes).sum();
         let written = AtomicU64::new(0);
@@ -177,8 +190,11 @@ impl Output {
                         chunk.fill.fill(chunk.offset, piece);
                         write_at(file, piece, chunk.place)?;
                         let before = written.fetch_add(piece.len() as u64, Ordering::Relaxed);
-                        progress(before + piece.len() as u64, total);
-                        Ok(())
+                        match progress(before + piece.len() as u64, total) {
+                            ControlFlow::Continue(()) => Ok(()),
+                            // As an error of the file, so that the other threads stop too.
+                            ControlFlow::Break(()) => Err(std::io::Error::other("stopped")),
+                        }
                     },
                 )
                 .and_then(|()| file.sync_all())
@@ -199,6 +215,22 @@ impl Output {
         self.finished = true;
         Ok(())
     }
+}
+
+/// Whether a file was left by a run that was killed: a temporary name of ours, and no run that holds it.
+fn is_leftover(path: &Path) -> bool {
+    let name = path.file_name().and_then(|name| name.to_str());
+    let Some(name) = name.and_then(|name| name.strip_suffix(PARTIAL)) else { return false };
+    let is_weights = name.strip_prefix("model").is_some_and(|rest| rest.ends_with(".safetensors"));
+    let is_ours = is_weights
+        || name == INDEX_FILE
+        || name == "config.json"
+        || TOKENIZER_FILES.contains(&name);
+    let is_file = path.symlink_metadata().is_ok_and(|meta| meta.is_file());
+    is_ours
+        && is_file
+        && File::open(path)
+            .is_ok_and(|file| !matches!(file.try_lock(), Err(TryLockError::WouldBlock)))
 }
 
 impl Drop for Output {

@@ -62,7 +62,7 @@ pub(crate) type Tensors = BTreeMap<String, RawTensor>;
 /// A random checkpoint of [`tiny_shape`] in `dir`, and its tensors.
 pub(crate) fn tiny(dir: &Path, mtp: bool) -> Tensors {
     let options = synth::Options { shape: tiny_shape(), seed: 1, mtp, skew: 0.0, tokenizer: None };
-    synth(&options, dir, &|_, _| {}).unwrap();
+    synth(&options, dir, &|_, _| std::ops::ControlFlow::Continue(())).unwrap();
     let file = std::fs::read(dir.join("model.safetensors")).unwrap();
     tensors_of(&file)
 }
