@@ -109,6 +109,13 @@ pub(crate) struct ModelArgs {
     pub(crate) ctx: Option<u32>,
 }
 
+impl ModelArgs {
+    /// Tokens that the user wants room for.
+    pub(crate) fn context(&self) -> Option<usize> {
+        self.ctx.map(|tokens| tokens as usize)
+    }
+}
+
 /// Where to compute.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Device {
@@ -258,7 +265,7 @@ Examples:
   calla chat
   calla chat --no-think --system \"Answer in one sentence.\"
   calla chat --tools tools.json          calls are shown; /tool RESULT answers one
-  printf 'Remember 7.\\nWhat?\\n' | calla chat --no-think";
+  printf '12 + 30 = ?\\nWhat is the capital of Peru?\\n' | calla chat --no-think";
 
 /// Flags of `chat`.
 #[derive(Debug, Args)]
@@ -301,9 +308,10 @@ Examples:
   hello<|im_end|>
   <|im_start|>assistant
   '
-  calla generate \"Tell me a story.\" --temperature 0.8 --top-p 0.95 --seed 1
+  calla generate \"What is the capital of Peru?\" --temperature 0.8 --top-p 0.95 --seed 1
 
-A file for --messages holds {\"messages\": [...], \"tools\": [...]} or a list of messages:
+A file for --messages holds {\"messages\": [...], \"tools\": [...], \"enable_thinking\": false} or a list of \
+messages; flags win over what it says:
   [{\"role\": \"system\", \"content\": \"Be brief.\"}, {\"role\": \"user\", \"content\": \"3 + 4 = ?\"}]";
 
 /// Flags of `generate`.
@@ -513,7 +521,8 @@ Examples:
 pub(crate) struct RenderArgs {
     /// File with messages; without it, or with `-`, standard input
     ///
-    /// {"messages": [...], "tools": [...]} or a list of messages.
+    /// {"messages": [...], "tools": [...], "enable_thinking": false} or a list of messages. Flags win over
+    /// what the object says.
     #[arg(value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub(crate) file: Option<PathBuf>,
 

@@ -72,7 +72,7 @@ struct Places {
 }
 
 /// Directories to try, best first. The named one alone, if one is named; else at least one, or an error.
-pub(crate) fn candidates(named: Option<&Path>) -> anyhow::Result<Vec<Candidate>> {
+fn candidates(named: Option<&Path>) -> anyhow::Result<Vec<Candidate>> {
     let places = Places {
         home: env::home_dir(),
         hf_hub_cache: env::var_os("HF_HUB_CACHE"),
@@ -92,22 +92,44 @@ fn demo_in(parents: &[PathBuf]) -> Option<PathBuf> {
     parents.iter().map(|parent| parent.join("demo")).find(|dir| holds_weights(dir))
 }
 
-/// The first candidate: for commands that need no weights.
-pub(crate) fn text_model(named: Option<&Path>) -> anyhow::Result<PathBuf> {
+/// Takes the first candidate that `load` accepts. What is refused on the way, and what is taken, is said on
+/// standard error; the error of the last one is returned. `load` is told whether a candidate is the last.
+pub(crate) fn first_that_loads<T>(
+    named: Option<&Path>,
+    mut load: impl FnMut(&Candidate, bool) -> anyhow::Result<T>,
+) -> anyhow::Result<T> {
     let candidates = candidates(named)?;
-    let first = &candidates[0];
-    first.announce(false);
-    Ok(first.dir.clone())
+    let mut fell_back = false;
+    for (index, candidate) in candidates.iter().enumerate() {
+        let is_last = index + 1 == candidates.len();
+        match load(candidate, is_last) {
+            Ok(loaded) => {
+                candidate.announce(fell_back);
+                return Ok(loaded);
+            }
+            Err(error) if is_last => return Err(error),
+            Err(error) => {
+                let dir = candidate.dir.display();
+                output::note(&format!("not taken: {dir} ({})", output::chain(&error)));
+                fell_back = true;
+            }
+        }
+    }
+    unreachable!("discovery returns a candidate or an error")
 }
 
-/// Where the repository may lie: here, above the executable, or where it was built.
+/// Directories in which the demo may lie: checkouts of the repository above the executable, where it was
+/// built, or here. Any other directory's `demo` is a stranger's.
 fn demo_parents() -> Vec<PathBuf> {
-    let mut parents: Vec<PathBuf> = env::current_dir().into_iter().collect();
-    if let Ok(executable) = env::current_exe() {
-        parents.extend(executable.ancestors().skip(1).map(Path::to_owned));
-    }
-    parents.extend(Path::new(env!("CARGO_MANIFEST_DIR")).ancestors().nth(2).map(Path::to_owned));
-    parents
+    let executable = env::current_exe().unwrap_or_default();
+    let above = executable.ancestors().skip(1).map(Path::to_owned);
+    let built = Path::new(env!("CARGO_MANIFEST_DIR")).ancestors().nth(2).map(Path::to_owned);
+    let all = above.chain(built).chain(env::current_dir());
+    all.filter(|dir| is_checkout(dir)).collect()
+}
+
+fn is_checkout(dir: &Path) -> bool {
+    dir.join("crates/cli/Cargo.toml").is_file()
 }
 
 impl Places {
@@ -211,6 +233,16 @@ mod tests {
         assert_eq!(found, [Candidate { dir: "x".into(), why: Why::Variable }]);
         let found = places.candidates(Some(Path::new("y"))).unwrap();
         assert_eq!(found, [Candidate { dir: "y".into(), why: Why::Flag }]);
+    }
+
+    #[test]
+    fn a_demo_outside_a_checkout_is_no_demo() {
+        let repository = Path::new(env!("CARGO_MANIFEST_DIR")).ancestors().nth(2).unwrap();
+        assert!(is_checkout(repository));
+        let stranger = tempfile::tempdir().unwrap();
+        checkpoint(&stranger.path().join("demo"));
+        assert!(!is_checkout(stranger.path()));
+        assert!(demo_parents().iter().all(|parent| is_checkout(parent)));
     }
 
     #[test]

@@ -8,7 +8,7 @@ use crate::reply_printer::ReplyPrinter;
 use crate::run::{self, End, Task};
 use crate::sampling;
 use anyhow::bail;
-use calla_text::{Message, RenderOptions, ReplyForm, Role, normalise};
+use calla_text::{Message, ReplyForm, Role, normalise};
 use std::sync::atomic::AtomicBool;
 
 /// Runs the command.
@@ -20,12 +20,7 @@ pub(crate) fn run(args: &GenerateArgs) -> anyhow::Result<()> {
     let (ids, form) = match &prompt {
         Prompt::Raw(text) => (model.tokenizer.encode_raw(text)?, ReplyForm::Raw),
         Prompt::Chat(conversation) => {
-            let options = RenderOptions {
-                tools: conversation.tools.clone(),
-                enable_thinking: args.think.enable_thinking(),
-                preserve_thinking: args.think.preserve(),
-                ..RenderOptions::default()
-            };
+            let options = conversation.render_options(&args.think);
             let messages = normalise(&conversation.messages);
             let rendered = model.template()?.render(&model.tokenizer, &messages, &options)?;
             let thinking = rendered.thinking;
@@ -84,7 +79,8 @@ fn read_prompt(args: &GenerateArgs) -> anyhow::Result<Prompt> {
             if text.trim().is_empty() {
                 bail!("the prompt is empty; give it as an argument or on standard input");
             }
-            Conversation { messages: vec![Message::new(Role::User, text)], tools: Vec::new() }
+            let messages = vec![Message::new(Role::User, text)];
+            Conversation { messages, ..Conversation::default() }
         }
     };
     if let Some(system) = &args.system {

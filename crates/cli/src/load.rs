@@ -14,7 +14,7 @@ use calla_ops::{Executor, Reference, Runner};
 use calla_text::{ChatTemplate, GenerationDefaults, Tokenizer};
 use calla_weights::inspect::{Inspection, Part};
 use calla_weights::{Checkpoint, inspect};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// Context without `--ctx`, where the model and the machine allow it.
 const CONTEXT_DEFAULT: usize = 16_384;
@@ -56,22 +56,20 @@ pub(crate) struct Model {
 impl Model {
     /// Loads the model that the flags name, or the best that is found.
     pub(crate) fn load(args: &ModelArgs) -> anyhow::Result<Self> {
-        let loaded = load(args, None)?;
-        Self::with_text(loaded)
+        check_device(args.device)?;
+        let machine = this_machine()?;
+        discover::first_that_loads(args.model.as_deref(), |candidate, _| {
+            let opened = Opened::new(candidate, args.context(), &machine)?;
+            let text = opened.text()?;
+            Self::new(opened.load(args, &machine)?, text)
+        })
     }
 
-    fn with_text(loaded: Loaded) -> anyhow::Result<Self> {
+    fn new(loaded: Loaded, text: TextSide) -> anyhow::Result<Self> {
         let Loaded { dir, config, runner, context, device, why } = loaded;
-        let tokenizer = Tokenizer::load(&dir)?;
+        let TextSide { tokenizer, .. } = text;
         let defaults = GenerationDefaults::load(&dir)?;
-        let (ids, rows) = (tokenizer.vocab_size(), config.shape.vocab_size);
-        if ids > rows {
-            bail!(
-                "{}: the tokenizer has {ids} ids but the model only {rows}: \
-                 these files do not belong together",
-                dir.display()
-            );
-        }
+        let ids = tokenizer.vocab_size();
         let mut stop_ids = tokenizer.eos_ids(&config.eos_token_ids, &defaults);
         // A model that opens a turn has ended its own, even if it forgot to say so.
         stop_ids.extend(tokenizer.token_id("<|im_start|>"));
@@ -103,25 +101,30 @@ fn cut_rule(tokenizer: &Tokenizer) -> CutRule {
 pub(crate) fn load(args: &ModelArgs, context: Option<usize>) -> anyhow::Result<Loaded> {
     check_device(args.device)?;
     let machine = this_machine()?;
-    let context = args.ctx.map(|ctx| ctx as usize).or(context);
-    let candidates = discover::candidates(args.model.as_deref())?;
-    let mut fell_back = false;
-    for (index, candidate) in candidates.iter().enumerate() {
-        let is_last = index + 1 == candidates.len();
-        match load_one(candidate, args, context, &machine) {
-            Ok(loaded) => {
-                candidate.announce(fell_back);
-                return Ok(loaded);
+    let context = args.context().or(context);
+    discover::first_that_loads(args.model.as_deref(), |candidate, _| {
+        Opened::new(candidate, context, &machine)?.load(args, &machine)
+    })
+}
+
+/// A checkpoint's directory and its tokenizer, for commands that need no weights.
+pub(crate) struct TextSide {
+    pub(crate) dir: PathBuf,
+    pub(crate) tokenizer: Tokenizer,
+}
+
+impl TextSide {
+    /// Takes the model that `chat` would take, as far as headers can tell. Where there is no choice, as
+    /// with a directory that is named, neither weights nor memory are needed.
+    pub(crate) fn load(named: Option<&Path>) -> anyhow::Result<Self> {
+        discover::first_that_loads(named, |candidate, is_last| {
+            if is_last {
+                let dir = candidate.dir.clone();
+                return Ok(Self { tokenizer: Tokenizer::load(&dir)?, dir });
             }
-            Err(error) if is_last => return Err(error),
-            Err(error) => {
-                let dir = candidate.dir.display();
-                output::note(&format!("not taken: {dir} ({})", output::chain(&error)));
-                fell_back = true;
-            }
-        }
+            Opened::new(candidate, None, &this_machine()?)?.text()
+        })
     }
-    unreachable!("discovery returns a candidate or an error")
 }
 
 fn check_device(device: Device) -> anyhow::Result<()> {
@@ -133,23 +136,62 @@ fn check_device(device: Device) -> anyhow::Result<()> {
     bail!("--device {name} is not in this version yet; use --device cpu, which runs everywhere")
 }
 
-fn load_one(
-    candidate: &Candidate,
-    args: &ModelArgs,
-    context: Option<usize>,
-    machine: &Machine,
-) -> anyhow::Result<Loaded> {
-    let dir = &candidate.dir;
-    let checkpoint = Checkpoint::open(dir)?;
-    let config = checkpoint.config().clone();
-    let weights = text_bytes(&inspect(&checkpoint)?);
-    let context = plan(&config.shape, weights, context, machine)
-        .map_err(|refusal| with_alternative(refusal, candidate))?;
-    let network = checkpoint.load()?;
-    let used = MemoryPlan::new(&config.shape, weights, context, ELEMENT_BYTES).total();
-    let budget = machine.limit().saturating_sub(used).min(SNAPSHOT_BYTES_MAX);
-    let (runner, device) = start(args, network, &config.shape, context, budget)?;
-    Ok(Loaded { dir: dir.clone(), config, runner, context, device, why: candidate.why })
+/// A checkpoint of which headers alone were read, and that fits.
+struct Opened<'a> {
+    candidate: &'a Candidate,
+    checkpoint: Checkpoint,
+    /// Bytes of weights.
+    weights: u64,
+    /// Tokens to set state aside for.
+    context: usize,
+    /// Whether `context` is less than usual, for want of memory.
+    is_short: bool,
+}
+
+impl<'a> Opened<'a> {
+    fn new(
+        candidate: &'a Candidate,
+        wanted: Option<usize>,
+        machine: &Machine,
+    ) -> anyhow::Result<Self> {
+        let checkpoint = Checkpoint::open(&candidate.dir)?;
+        let shape = &checkpoint.config().shape;
+        let weights = text_bytes(&inspect(&checkpoint)?);
+        let context = plan(shape, weights, wanted, machine)
+            .map_err(|refusal| with_alternative(refusal, candidate))?;
+        let is_short = wanted.is_none() && context < CONTEXT_DEFAULT.min(shape.max_positions);
+        Ok(Self { candidate, checkpoint, weights, context, is_short })
+    }
+
+    fn text(&self) -> anyhow::Result<TextSide> {
+        let dir = self.candidate.dir.clone();
+        let tokenizer = Tokenizer::load(&dir)?;
+        let (ids, rows) = (tokenizer.vocab_size(), self.checkpoint.config().shape.vocab_size);
+        if ids > rows {
+            bail!(
+                "{}: the tokenizer has {ids} ids but the model only {rows}: \
+                 these files do not belong together",
+                dir.display()
+            );
+        }
+        Ok(TextSide { dir, tokenizer })
+    }
+
+    fn load(self, args: &ModelArgs, machine: &Machine) -> anyhow::Result<Loaded> {
+        let Self { candidate, checkpoint, weights, context, is_short } = self;
+        if is_short {
+            output::note(&format!(
+                "context: {context} tokens, which is what this machine's memory allows"
+            ));
+        }
+        let config = checkpoint.config().clone();
+        let network = checkpoint.load()?;
+        let used = MemoryPlan::new(&config.shape, weights, context, ELEMENT_BYTES).total();
+        let budget = machine.limit().saturating_sub(used).min(SNAPSHOT_BYTES_MAX);
+        let (runner, device) = start(args, network, &config.shape, context, budget)?;
+        let Candidate { dir, why } = candidate.clone();
+        Ok(Loaded { dir, config, runner, context, device, why })
+    }
 }
 
 /// Names the demo in a refusal of another model that the user named.
@@ -189,11 +231,6 @@ fn plan(
             let longest = MemoryPlan::longest_context(shape, weights, ELEMENT_BYTES, machine);
             if longest < CONTEXT_DEFAULT_MIN.min(default) {
                 return Ok(check(CONTEXT_DEFAULT_MIN.min(default))?);
-            }
-            if longest < default {
-                output::note(&format!(
-                    "context: {longest} tokens, which is what this machine's memory allows"
-                ));
             }
             Ok(default.min(longest))
         }

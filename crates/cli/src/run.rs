@@ -1,6 +1,7 @@
 //! One request from prompt ids to a finished reply, with its timings: shared by `chat` and `generate`.
 
 use crate::load::Model;
+use crate::prefill_line::PrefillLine;
 use calla_engine::{CacheKey, FinishReason, Progress, Request, Reuse, Sampling};
 use calla_text::{Event, FinishedReply, ReplyAssembler, ReplyForm};
 use serde_json::{Value, json};
@@ -23,6 +24,8 @@ pub(crate) struct Outcome {
     pub(crate) ids: Vec<u32>,
     pub(crate) end: End,
     pub(crate) prompt_tokens: usize,
+    /// Prompt tokens computed or reused: all of them, unless the reply ended before it began.
+    pub(crate) prompt_done: usize,
     /// Prompt tokens that had been computed before, and why not more of them.
     pub(crate) reuse: Reuse,
     /// Until the first token was there.
@@ -47,7 +50,7 @@ pub(crate) enum End {
 impl Outcome {
     /// Prompt tokens computed per second.
     pub(crate) fn prefill_rate(&self) -> f64 {
-        rate(self.prompt_tokens - self.reuse.reused, self.prefill)
+        rate(self.prompt_done.saturating_sub(self.reuse.reused), self.prefill)
     }
 
     /// Reply tokens per second, the first one not counted: it belongs to the prefill.
@@ -129,14 +132,22 @@ pub(crate) fn run(
     })?;
     let mut ids = Vec::new();
     let mut first_token = None;
+    let mut prompt_done = 0;
+    let mut line = PrefillLine::new();
     let end = loop {
         if cancel.load(Ordering::Relaxed) {
             break End::Cancelled;
         }
         match generation.advance()? {
-            Progress::Prefill { done, total } => tracing::debug!("prefill {done}/{total}"),
+            Progress::Prefill { done, total } => {
+                tracing::debug!("prefill {done}/{total}");
+                prompt_done = done;
+                line.update(done, total);
+            }
             Progress::Token(id) => {
                 first_token.get_or_insert_with(Instant::now);
+                prompt_done = prompt_tokens;
+                line.erase();
                 ids.push(id);
                 for event in assembler.push(id) {
                     on_event(&event)?;
@@ -151,6 +162,7 @@ pub(crate) fn run(
             Progress::Finished(FinishReason::Cancelled, _) => break End::Cancelled,
         }
     };
+    drop(line);
     let reuse = generation.end().reuse;
     let now = Instant::now();
     let first_token = first_token.unwrap_or(now);
@@ -163,6 +175,7 @@ pub(crate) fn run(
         ids,
         end,
         prompt_tokens,
+        prompt_done,
         reuse,
         prefill: first_token - start,
         decode: now - first_token,

@@ -7,7 +7,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 /// Refuses flags out of range before anything is loaded.
 pub(crate) fn check(args: &SamplingArgs) -> anyhow::Result<()> {
-    over(args, Sampling::greedy()).validate().map_err(flag_name)?;
+    over(args, Sampling::greedy()).validate().map_err(|error| blame(error, args))?;
     StopScanner::new(&args.stop)?;
     Ok(())
 }
@@ -41,7 +41,7 @@ fn resolve(args: &SamplingArgs, base: Sampling) -> anyhow::Result<Sampling> {
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         sampling.seed = now.as_nanos() as u64;
     }
-    sampling.validate().map_err(flag_name)?;
+    sampling.validate().map_err(|error| blame(error, args))?;
     Ok(sampling)
 }
 
@@ -58,11 +58,27 @@ fn over(args: &SamplingArgs, base: Sampling) -> Sampling {
     }
 }
 
-/// Names the flag instead of the parameter.
-fn flag_name(error: calla_engine::SamplingError) -> anyhow::Error {
+/// Names where the value came from: a flag if it was given, else the checkpoint's file.
+fn blame(error: calla_engine::SamplingError, args: &SamplingArgs) -> anyhow::Error {
     let calla_engine::SamplingError { name, value, min, max } = error;
-    let flag = name.replace('_', "-");
-    anyhow::anyhow!("--{flag} must be from {min} to {max} but is {value}")
+    let is_given = match name {
+        "temperature" => args.temperature.is_some(),
+        "top_k" => args.top_k.is_some(),
+        "top_p" => args.top_p.is_some(),
+        "min_p" => args.min_p.is_some(),
+        "repetition_penalty" => args.repetition_penalty.is_some(),
+        // Files do not set the others.
+        _ => true,
+    };
+    let flag = format!("--{}", name.replace('_', "-"));
+    if is_given {
+        anyhow::anyhow!("{flag} must be from {min} to {max} but is {value}")
+    } else {
+        anyhow::anyhow!(
+            "generation_config.json of the checkpoint: {name} must be from {min} to {max} but is \
+             {value}; {flag} overrides it"
+        )
+    }
 }
 
 #[cfg(test)]
@@ -92,6 +108,22 @@ mod tests {
         let warm = from_defaults(&flags(&["--temperature", "0.5"]), &greedy).unwrap();
         assert_eq!((warm.temperature, warm.top_k), (0.5, 20));
         assert_eq!(from_flags(&flags(&[])).unwrap().temperature, 0.0);
+    }
+
+    #[test]
+    fn a_wrong_value_of_the_checkpoint_is_not_blamed_on_a_flag() {
+        let defaults = GenerationDefaults {
+            do_sample: Some(true),
+            temperature: Some(1000.0),
+            ..GenerationDefaults::default()
+        };
+        let message = from_defaults(&flags(&[]), &defaults).unwrap_err().to_string();
+        assert!(message.starts_with("generation_config.json"), "{message}");
+        assert!(message.contains("temperature must be from 0 to 100 but is 1000"), "{message}");
+        let message =
+            from_defaults(&flags(&["--temperature", "101"]), &defaults).unwrap_err().to_string();
+        assert!(message.starts_with("--temperature"), "{message}");
+        assert!(from_defaults(&flags(&["--temperature", "1"]), &defaults).is_ok());
     }
 
     #[test]

@@ -1,16 +1,16 @@
 //! `calla tokenize`, `detokenize` and `render`: text and ids, without weights.
 
 use crate::args::{DetokenizeArgs, RenderArgs, TokenizeArgs};
-use crate::discover::text_model;
+use crate::load::TextSide;
 use crate::{input, output};
 use anyhow::{Context, bail};
-use calla_text::{ChatTemplate, RenderOptions, Tokenizer, normalise};
+use calla_text::{ChatTemplate, normalise};
 use serde_json::{Value, json};
 
 /// Text to ids.
 pub(crate) fn tokenize(args: &TokenizeArgs) -> anyhow::Result<()> {
     let text = input::text(args.file.as_deref())?;
-    let tokenizer = Tokenizer::load(&text_model(args.model.model.as_deref())?)?;
+    let TextSide { tokenizer, .. } = TextSide::load(args.model.model.as_deref())?;
     let ids =
         if args.special { tokenizer.encode_raw(&text)? } else { tokenizer.encode_text(&text)? };
     if args.json {
@@ -23,7 +23,7 @@ pub(crate) fn tokenize(args: &TokenizeArgs) -> anyhow::Result<()> {
 /// Ids to text.
 pub(crate) fn detokenize(args: &DetokenizeArgs) -> anyhow::Result<()> {
     let ids = parse_ids(&input::text(args.file.as_deref())?)?;
-    let tokenizer = Tokenizer::load(&text_model(args.model.model.as_deref())?)?;
+    let TextSide { tokenizer, .. } = TextSide::load(args.model.model.as_deref())?;
     let size = tokenizer.vocab_size();
     if let Some(index) = ids.iter().position(|&id| id as usize >= size) {
         bail!("id {} (number {index}) is not below {size}, the tokenizer's size", ids[index]);
@@ -38,15 +38,9 @@ pub(crate) fn render(args: &RenderArgs) -> anyhow::Result<()> {
     if let Some(file) = &args.tools {
         conversation.tools = input::tools(file)?;
     }
-    let dir = text_model(args.model.model.as_deref())?;
-    let tokenizer = Tokenizer::load(&dir)?;
-    let options = RenderOptions {
-        tools: conversation.tools,
-        add_generation_prompt: !args.no_generation_prompt,
-        enable_thinking: args.think.enable_thinking(),
-        preserve_thinking: args.think.preserve(),
-        ..RenderOptions::default()
-    };
+    let TextSide { dir, tokenizer } = TextSide::load(args.model.model.as_deref())?;
+    let mut options = conversation.render_options(&args.think);
+    options.add_generation_prompt &= !args.no_generation_prompt;
     let messages = normalise(&conversation.messages);
     let rendered = ChatTemplate::load(&dir)?.render(&tokenizer, &messages, &options)?;
     if args.json {

@@ -70,7 +70,13 @@ impl LineReader {
                 if io::stdin().lock().read_until(b'\n', &mut bytes)? == 0 {
                     return Ok(None);
                 }
-                Ok(Some(String::from_utf8_lossy(&bytes).into_owned()))
+                let line = String::from_utf8(bytes).map_err(|error| {
+                    let at = error.utf8_error().valid_up_to();
+                    anyhow::anyhow!(
+                        "standard input is not UTF-8 text: byte {at} of a line does not belong"
+                    )
+                })?;
+                Ok(Some(line))
             }
         }
     }

@@ -21,6 +21,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use transcript::Transcript;
 
+/// Said when calls wait for a result.
+const ANSWER_CALLS: &str = "/tool RESULT answers the call";
+
 /// Runs the command.
 pub(crate) fn run(args: &ChatArgs) -> anyhow::Result<()> {
     sampling::check(&args.sampling)?;
@@ -29,7 +32,7 @@ pub(crate) fn run(args: &ChatArgs) -> anyhow::Result<()> {
     let mut chat = Chat {
         template: model.template()?,
         sampling: sampling::from_defaults(&args.sampling, &model.defaults)?,
-        enable_thinking: args.think.enable_thinking(),
+        enable_thinking: args.think.enable_thinking().or(transcript.settings.enable_thinking),
         model,
         transcript,
         args,
@@ -38,6 +41,9 @@ pub(crate) fn run(args: &ChatArgs) -> anyhow::Result<()> {
     let mut lines = LineReader::new()?;
     if lines.is_interactive() {
         chat.greet();
+    }
+    if chat.transcript.waiting() > 0 {
+        output::note(ANSWER_CALLS);
     }
     while let Some(line) = chat.signals.while_waiting(&mut lines)? {
         let input = command::parse(&line);
@@ -163,17 +169,16 @@ impl Chat<'_> {
         }
         let calls = self.transcript.add_reply(outcome.reply.reply.into_message());
         if calls > 0 {
-            output::note("/tool RESULT answers the call");
+            output::note(ANSWER_CALLS);
         }
         Ok(())
     }
 
     fn generate(&mut self) -> anyhow::Result<Outcome> {
+        let tools = self.transcript.tools.clone();
         let options = RenderOptions {
-            tools: self.transcript.tools.clone(),
             enable_thinking: self.enable_thinking,
-            preserve_thinking: self.args.think.preserve(),
-            ..RenderOptions::default()
+            ..self.transcript.settings.render_options(tools, &self.args.think)
         };
         let messages = normalise(&self.transcript.prompt());
         let rendered = self.template.render(&self.model.tokenizer, &messages, &options)?;
@@ -205,13 +210,17 @@ impl Chat<'_> {
                 self.model.session.context_length()
             )),
         }
+        let prompt = match (outcome.prompt_done, outcome.prompt_tokens) {
+            (done, total) if done < total => format!("{done} of {total}"),
+            (_, total) => total.to_string(),
+        };
         let reused = match outcome.reuse.reused {
             0 => String::new(),
             reused => format!(" ({reused} reused)"),
         };
         output::note(&format!(
-            "[prompt {} tokens{reused}, prefill {:.0} tok/s; reply {} tokens, decode {:.1} tok/s]",
-            outcome.prompt_tokens,
+            "[prompt {prompt} tokens{reused}, prefill {:.0} tok/s; reply {} tokens, \
+             decode {:.1} tok/s]",
             outcome.prefill_rate(),
             outcome.ids.len(),
             outcome.decode_rate()

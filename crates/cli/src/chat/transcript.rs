@@ -1,6 +1,6 @@
 //! The conversation so far: messages, system message, calls that wait for a result.
 
-use crate::input::Conversation;
+use crate::input::{Conversation, TemplateSettings};
 use crate::run::call_id;
 use anyhow::Context;
 use calla_text::{Message, Role};
@@ -16,8 +16,12 @@ pub(super) struct Transcript {
     /// Without the system message.
     pub(super) messages: Vec<Message>,
     pub(super) tools: Vec<Value>,
+    /// What the saved request told the template.
+    pub(super) settings: TemplateSettings,
     /// Ids of calls that wait for a result, in order.
     waiting: Vec<String>,
+    /// What waited before the last message of the user, in case that is taken back.
+    given_up: Vec<String>,
     /// Calls of all replies so far.
     calls: usize,
 }
@@ -25,11 +29,41 @@ pub(super) struct Transcript {
 impl Transcript {
     /// Goes on with a saved conversation.
     pub(super) fn from_conversation(conversation: Conversation) -> Self {
-        let Conversation { mut messages, tools } = conversation;
+        let Conversation { mut messages, tools, mut settings } = conversation;
+        // A chat always lets the model answer.
+        settings.add_generation_prompt = None;
         let starts_with_system = messages.first().is_some_and(|m| m.role == Role::System);
         let system = starts_with_system.then(|| messages.remove(0).content.text());
-        let calls = messages.iter().map(|m| m.tool_calls.len()).sum();
-        Self { system, messages, tools, waiting: Vec::new(), calls }
+        let mut transcript = Self { system, tools, settings, ..Self::default() };
+        for message in messages {
+            transcript.follow(message);
+        }
+        transcript
+    }
+
+    /// Adds a message of a saved conversation. The calls of a reply wait for the results right behind it.
+    fn follow(&mut self, mut message: Message) {
+        match message.role {
+            Role::Tool => {
+                let answered = message.tool_call_id.as_ref();
+                let place = self.waiting.iter().position(|id| Some(id) == answered).unwrap_or(0);
+                if place < self.waiting.len() {
+                    self.waiting.remove(place);
+                }
+            }
+            _ => self.waiting.clear(),
+        }
+        for call in &mut message.tool_calls {
+            let id = call.id.get_or_insert_with(|| call_id(self.calls));
+            self.waiting.push(id.clone());
+            self.calls += 1;
+        }
+        self.messages.push(message);
+    }
+
+    /// Calls that wait for a result.
+    pub(super) fn waiting(&self) -> usize {
+        self.waiting.len()
     }
 
     /// All messages, as the template wants them.
@@ -42,11 +76,12 @@ impl Transcript {
     pub(super) fn reset(&mut self) {
         self.messages.clear();
         self.waiting.clear();
+        self.given_up.clear();
     }
 
     /// Adds a message of the user. Calls that wait are given up.
     pub(super) fn add_user(&mut self, text: String) {
-        self.waiting.clear();
+        self.given_up = std::mem::take(&mut self.waiting);
         self.messages.push(Message::new(Role::User, text));
     }
 
@@ -73,11 +108,16 @@ impl Transcript {
         calls
     }
 
-    /// Takes the last message back, which got no reply.
+    /// Takes the last message back, which got no reply: what waited before it waits again.
     pub(super) fn take_back(&mut self) {
-        if let Some(Message { role: Role::Tool, tool_call_id: Some(id), .. }) = self.messages.pop()
-        {
-            self.waiting.insert(0, id);
+        match self.messages.pop() {
+            Some(Message { role: Role::Tool, tool_call_id: Some(id), .. }) => {
+                self.waiting.insert(0, id);
+            }
+            Some(Message { role: Role::User, .. }) => {
+                self.waiting = std::mem::take(&mut self.given_up);
+            }
+            _ => {}
         }
     }
 
@@ -146,6 +186,40 @@ mod tests {
         assert_eq!(transcript.add_tool_result("2 again".into()), Some(0));
         let ids: Vec<_> = transcript.messages[2..].iter().map(|m| m.tool_call_id.clone()).collect();
         assert_eq!(ids, [Some("call_0".into()), Some("call_1".into())]);
+    }
+
+    #[test]
+    fn calls_wait_through_a_failed_turn_and_in_a_saved_conversation() {
+        let call = |id: Option<&str>| ToolCall {
+            id: id.map(str::to_owned),
+            name: "f".into(),
+            arguments: Map::new(),
+        };
+        let result = |id: &str| Message {
+            tool_call_id: Some(id.to_owned()),
+            ..Message::new(Role::Tool, "r")
+        };
+        let reply = Message {
+            tool_calls: vec![call(Some("x")), call(None), call(Some("z"))],
+            ..Message::new(Role::Assistant, "")
+        };
+        let messages = vec![Message::new(Role::User, "do it"), reply, result("z")];
+        let conversation = Conversation { messages, ..Conversation::default() };
+        let mut transcript = Transcript::from_conversation(conversation);
+        assert_eq!(transcript.waiting(), 2);
+        transcript.add_user("never mind".into());
+        assert_eq!(transcript.add_tool_result("late".into()), None);
+        transcript.take_back();
+        assert_eq!(transcript.add_tool_result("1".into()), Some(1));
+        assert_eq!(transcript.add_tool_result("2".into()), Some(0));
+        let ids: Vec<_> =
+            transcript.messages[2..].iter().filter_map(|m| m.tool_call_id.as_deref()).collect();
+        assert_eq!(ids, ["z", "x", "call_1"]);
+
+        let mut messages = transcript.messages.clone();
+        messages.push(Message::new(Role::Assistant, "done"));
+        let conversation = Conversation { messages, ..Conversation::default() };
+        assert_eq!(Transcript::from_conversation(conversation).waiting(), 0);
     }
 
     #[test]

@@ -3,8 +3,7 @@
 mod report;
 
 use crate::args::InfoArgs;
-use crate::discover::text_model;
-use crate::load::{ELEMENT_BYTES, text_bytes};
+use crate::load::{ELEMENT_BYTES, TextSide, text_bytes};
 use crate::machine::this_machine;
 use crate::output;
 use anyhow::bail;
@@ -24,7 +23,7 @@ const CONTEXTS: [usize; 5] = [4_096, 16_384, 65_536, 131_072, 262_144];
 pub(crate) fn run(args: &InfoArgs) -> anyhow::Result<()> {
     let dir = match &args.path {
         Some(path) => path.clone(),
-        None => text_model(None)?,
+        None => TextSide::load(None)?.dir,
     };
     let info = Info::gather(&dir, args.verify)?;
     if args.json {

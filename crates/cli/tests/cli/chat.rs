@@ -83,6 +83,39 @@ fn a_message_beyond_the_context_is_taken_back_and_the_chat_goes_on() {
 }
 
 #[test]
+fn the_context_is_what_was_asked_for() {
+    let output = run(&["chat", "--no-think", "--ctx", "30001"], "/stats\n");
+    assert!(output.err.contains("context of 30001 tokens"), "{}", output.err);
+    let output = run(&["chat", "--no-think", "--ctx", "2"], "hi\n");
+    assert!(output.err.contains("but the context holds 2"), "{}", output.err);
+    let small = ["generate", "--raw", "--json", "--ctx", "9", "1 2 3"];
+    let reply = crate::support::ok_json(&small, "");
+    let used = &reply["usage"];
+    let total =
+        used["prompt_tokens"].as_u64().unwrap() + used["completion_tokens"].as_u64().unwrap();
+    assert!(total <= 9, "{reply}");
+    assert_eq!(run(&["chat", "--ctx", "1"], "").status, Some(2));
+}
+
+#[test]
+fn a_saved_call_is_answered_with_tool() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("saved.json");
+    let call = json!({"id": "c", "type": "function",
+        "function": {"name": "clock", "arguments": "{}"}});
+    let messages = json!([{"role": "user", "content": "What time is it?"},
+        {"role": "assistant", "content": "", "tool_calls": [call]}]);
+    fs::write(&file, json!({"messages": messages, "tools": [{"name": "clock"}]}).to_string())
+        .unwrap();
+    let args = ["chat", "--no-think", "--max-tokens", "8", "--messages", arg(&file)];
+    let output = run(&args, "/tool 17:00\n/tool again\n");
+    assert_eq!(output.status, Some(0), "{}", output.err);
+    assert!(output.err.contains("/tool RESULT answers the call"), "{}", output.err);
+    assert!(output.err.contains("[prompt "), "{}", output.err);
+    assert!(output.err.contains("waits for no result"), "{}", output.err);
+}
+
+#[test]
 fn a_call_is_answered_with_tool() {
     let items = fs::read_to_string(demo().join("eval.jsonl")).unwrap();
     let item = items
@@ -123,9 +156,10 @@ fn files_that_are_wrong_end_the_program_before_it_loads() {
 }
 
 #[test]
-fn text_that_is_not_utf8_is_read_all_the_same() {
+fn text_that_is_not_utf8_is_refused() {
     let output = finish(calla(&["chat", "--no-think"]).write_stdin(&b"caf\xe9\n"[..]));
-    assert_eq!(output.status, Some(0), "{}", output.err);
+    assert_eq!(output.status, Some(1), "{}", output.err);
+    assert!(output.err.contains("not UTF-8 text: byte 3 of a line"), "{}", output.err);
 }
 
 /// Drives the program on a pseudo-terminal: what it printed; `None` if Python is missing.

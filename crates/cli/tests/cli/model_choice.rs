@@ -58,6 +58,14 @@ fn a_checkpoint_in_a_usual_place_is_taken_before_the_demo() {
         "{}",
         output.err
     );
+    // Commands that need no weights go the same way.
+    let output = finish(calla(&["tokenize"]).env("HOME", home.path()).write_stdin(TEXT));
+    assert_eq!(output.status, Some(0), "{}", output.err);
+    assert!(
+        output.err.contains("not taken") && output.err.contains("the demo, instead"),
+        "{}",
+        output.err
+    );
     // Unless it was named.
     let mine = models.join("mine");
     let output = run(&["generate", "--model", arg(&mine), "x"], "");

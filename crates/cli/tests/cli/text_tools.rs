@@ -1,6 +1,6 @@
 //! `tokenize`, `detokenize`, `render`.
 
-use crate::support::{TEXT_FILES, arg, demo_with, error, ok, ok_json};
+use crate::support::{TEXT_FILES, arg, demo_with, error, ok, ok_json, run};
 use serde_json::json;
 use std::fs;
 
@@ -58,6 +58,18 @@ fn messages_are_rendered_with_the_checkpoints_template() {
 }
 
 #[test]
+fn settings_of_a_request_are_followed_and_unknown_ones_named() {
+    let request = r#"{"messages": [{"role": "user", "content": "hi"}], "enable_thinking": false,
+        "temprature": 1}"#;
+    let output = run(&["render"], request);
+    assert!(output.out.ends_with("<think>\n\n</think>\n\n"), "{output:?}");
+    assert!(output.err.contains("not used: \"temprature\""), "{output:?}");
+    assert!(ok(&["render", "--think"], request).ends_with("<think>\n"));
+    let closed = request.replace("enable_thinking", "add_generation_prompt");
+    assert!(ok(&["render"], &closed).ends_with("<|im_end|>\n"));
+}
+
+#[test]
 fn a_system_message_in_the_middle_is_repaired() {
     let messages = r#"[{"role": "user", "content": "a"}, {"role": "system", "content": "b"}]"#;
     assert!(ok(&["render"], messages).contains("a\n\nb"));
@@ -79,7 +91,12 @@ fn wrong_ids_and_messages_are_named() {
             "[{\"role\": \"user\", \"content\": [{\"type\": \"image_url\", \"image_url\": 1}]}]",
             "image_url",
         ),
-        (vec!["render", "--tools", "/none"], "[{\"role\": \"user\"}]", "cannot read /none"),
+        (
+            vec!["render", "--tools", "/none"],
+            "[{\"role\": \"user\", \"content\": \"x\"}]",
+            "cannot read /none",
+        ),
+        (vec!["render"], "[{\"role\": \"user\", \"contents\": \"x\"}]", "keys are role, contents"),
         (vec!["tokenize", "/none"], "", "cannot read /none"),
     ] {
         let message = error(&args, stdin);
