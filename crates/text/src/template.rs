@@ -39,6 +39,8 @@ const FUEL_PER_BYTE: u64 = 1;
 const TIME_BASE: Duration = Duration::from_secs(5);
 /// Further time per MiB of the request.
 const TIME_PER_MEBIBYTE: Duration = Duration::from_secs(2);
+/// Most characters of a template's own error message that are passed on.
+const RAISED_CHARS_MAX: usize = 1_000;
 /// How errors call the engine.
 const ENGINE: &str = "the engine";
 /// Stack of the thread that renders, in reserved addresses, not in memory. A template can nest one list
@@ -472,7 +474,13 @@ fn template_error(error: &minijinja::Error, mark: Option<&Mark>) -> Error {
     let mut source: Option<&(dyn std::error::Error + 'static)> = Some(error);
     while let Some(cause) = source {
         if let Some(Raised(message)) = cause.downcast_ref() {
-            return Error::TemplateRaised { message: plain(message) };
+            let message = plain(message);
+            let cut = message.char_indices().nth(RAISED_CHARS_MAX);
+            let message = match cut {
+                Some((end, _)) => format!("{}...", &message[..end]),
+                None => message,
+            };
+            return Error::TemplateRaised { message };
         }
         source = cause.source();
     }

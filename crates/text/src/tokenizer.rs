@@ -204,7 +204,15 @@ enum Piece {
 impl Inner {
     fn from_json(json: &str) -> Result<Inner, String> {
         let of_file = TokenizerFile::parse(json)?;
-        let mut hf: tokenizers::Tokenizer = guard(|| json.parse().map_err(boxed))?;
+        let mut hf: tokenizers::Tokenizer = guard(|| {
+            json.parse().map_err(|e: tokenizers::Error| match e.to_string() {
+                // The crate's own words speak of its types and of another file.
+                words if words.contains("MergeType") || words.contains("Merges text file") => {
+                    r#"`model.merges` is not a list of pairs, each "a b" or ["a", "b"]"#.into()
+                }
+                words => words,
+            })
+        })?;
         if !matches!(hf.get_model(), ModelWrapper::BPE(_)) {
             return Err("the model is not BPE, which the family uses".into());
         }

@@ -5,8 +5,6 @@
 //! vocabulary without some bytes). So the file is held against what byte-level BPE of the family needs
 //! before the crate sees it.
 
-use std::collections::BTreeSet;
-
 use serde::Deserialize;
 use serde::de::{Deserializer, IgnoredAny, MapAccess, Visitor};
 use serde_json::Value;
@@ -22,6 +20,9 @@ const SHOWN_CHARS_MAX: usize = 80;
 
 /// The fields of the file that are read beside the `tokenizers` crate.
 #[derive(Deserialize)]
+#[serde(
+    expecting = "a tokenizer: an object with `model`, `added_tokens` and the steps around them"
+)]
 pub(crate) struct TokenizerFile {
     /// Read here because the crate re-numbers added tokens without an error where the file has a hole.
     #[serde(default)]
@@ -38,6 +39,7 @@ pub(crate) struct TokenizerFile {
 }
 
 #[derive(Deserialize)]
+#[serde(expecting = "an added token: an object with `id`, `content` and `special`")]
 pub(crate) struct AddedTokenOfFile {
     pub(crate) id: u32,
     pub(crate) content: String,
@@ -46,6 +48,7 @@ pub(crate) struct AddedTokenOfFile {
 }
 
 #[derive(Deserialize)]
+#[serde(expecting = "`model`: an object with `type`, `vocab` and `merges`")]
 struct ModelOfFile {
     #[serde(default, rename = "type")]
     kind: Value,
@@ -147,8 +150,9 @@ fn check_model(model: &ModelOfFile) -> Result<(), String> {
             return Err(refused(field, value, "false"));
         }
     }
-    let mut seen = BTreeSet::new();
-    match model.vocab.0.iter().find(|id| !seen.insert(**id)) {
+    let mut ids = model.vocab.0.clone();
+    ids.sort_unstable();
+    match ids.windows(2).find(|pair| pair[0] == pair[1]).map(|pair| pair[0]) {
         None => Ok(()),
         Some(id) => Err(format!("`model.vocab` gives the id {id} to two tokens; ids must differ")),
     }

@@ -54,6 +54,9 @@ fn tokenizers_that_lie() {
             "BPE",
         ),
         ("no decoder", |j| j["decoder"] = Value::Null, "ByteLevel"),
+        ("merge of three", |j| j["model"]["merges"] = json!(["a b c"]), "not a list of pairs"),
+        ("no merges", |j| j["model"]["merges"] = Value::Null, "not a list of pairs"),
+        ("token as number", |j| j["added_tokens"] = json!([5]), "expected an added token"),
         ("bad merge", |j| j["model"]["merges"] = json!(["q zz"]), ""),
         (
             "bad regex",

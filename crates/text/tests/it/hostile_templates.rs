@@ -111,6 +111,8 @@ fn errors_say_where_and_whose_fault() {
     let error = render("{{ raise_exception('no <' ~ messages[0].content ~ '>') }}").unwrap_err();
     assert!(matches!(&error, Error::TemplateRaised { message } if message == "no <hi>"), "{error}");
     assert!(error.is_request_fault());
+    let error = render("{{ raise_exception('x' * 100000) }}").unwrap_err().to_string();
+    assert!(error.len() < 1_100 && error.ends_with("x..."), "{}", error.len());
     let error =
         render("{% macro m() %}{{ raise_exception('deep') }}{% endmacro %}{{ m() }}").unwrap_err();
     assert!(matches!(&error, Error::TemplateRaised { message } if message == "deep"), "{error}");
