@@ -13,6 +13,11 @@ use serde_json::Value;
 const ADDED_TOKEN_BYTES_MAX: usize = 256;
 /// Longest pattern of a pre-tokenizer, in bytes; the family's has 140.
 const PATTERN_BYTES_MAX: usize = 1024;
+/// The family's own pattern, Qwen3.5 and 3.6.
+const FAMILY_PATTERN: &str = concat!(
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}|",
+    r" ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+);
 /// Most patterns in a row; the family has one.
 const SPLITS_MAX: usize = 4;
 /// Most characters of a file's value in a message.
@@ -120,6 +125,18 @@ impl TokenizerFile {
             }
         }
         Ok(file)
+    }
+
+    /// Whether the text is cut by the family's pattern alone: what a piece becomes then depends on
+    /// nothing before it.
+    pub(crate) fn has_family_pattern(&self) -> bool {
+        let steps = &self.pre_tokenizer["pretokenizers"];
+        let (split, byte_level) = (&steps[0], &steps[1]);
+        steps.as_array().is_some_and(|steps| steps.len() == 2)
+            && split["pattern"]["Regex"] == FAMILY_PATTERN
+            && split["behavior"] == "Isolated"
+            && split["invert"] == false
+            && byte_level["use_regex"] == false
     }
 }
 
