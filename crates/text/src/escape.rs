@@ -13,7 +13,8 @@
 //! `template` for arguments of string methods.
 //!
 //! What this cannot stop is a template that writes both ends itself around user text, such as
-//! `'<' + name + '>'`, or one that turns user text back to front. Templates of the family do not; roles,
+//! `'<' + name + '>'`, one that turns user text back to front, or one that computes the mark from numbers
+//! (`'%c' | format(n)`) to take it out. Templates of the family do not; roles,
 //! which some templates put between such ends, are an enum.
 
 use std::borrow::Cow;

@@ -6,7 +6,7 @@ use serde_json::{Map, Value, json};
 
 /// Who speaks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
+#[serde(rename_all = "lowercase", try_from = "Value")]
 pub enum Role {
     /// Instructions.
     System,
@@ -30,6 +30,18 @@ impl Role {
             Role::Assistant => "assistant",
             Role::Tool => "tool",
         }
+    }
+}
+
+impl TryFrom<Value> for Role {
+    type Error = String;
+
+    fn try_from(role: Value) -> Result<Role, String> {
+        let all = [Role::System, Role::Developer, Role::User, Role::Assistant, Role::Tool];
+        all.into_iter().find(|known| role == known.as_str()).ok_or_else(|| {
+            let role: String = role.to_string().chars().take(80).collect();
+            format!("`role` is {role}: system, developer, user, assistant or tool is allowed")
+        })
     }
 }
 
@@ -377,7 +389,8 @@ mod tests {
     #[test]
     fn says_what_is_wrong_with_a_message() {
         for (json, words) in [
-            (r#"[{"role": "wizard", "content": ""}]"#, "wizard"),
+            (r#"[{"role": "wizard", "content": ""}]"#, "`role` is \"wizard\": system, developer"),
+            (r#"[{"role": 5, "content": ""}]"#, "`role` is 5: system, developer"),
             (
                 r#"[{"role": "user", "content": 5}]"#,
                 "`content` is a number: a text, a list of parts",
