@@ -3,14 +3,15 @@
 use crate::args::ThinkArgs;
 use crate::output;
 use anyhow::{Context, bail};
-use calla_text::{Message, RenderOptions};
+use calla_text::{Message, RenderOptions, check_messages};
 use serde_json::{Map, Value};
 use std::fs;
 use std::io::{self, IsTerminal, Read};
 use std::path::Path;
 
-/// Input beyond this is refused: no prompt of any model of the family is that long.
-const INPUT_BYTES_MAX: u64 = 256 << 20;
+/// Input beyond this is refused: no prompt of any model of the family is that long. The tokenizer's own bound
+/// on one text is lower.
+const INPUT_BYTES_MAX: u64 = 64 << 20;
 
 /// Keys of a message that have a meaning here.
 const MESSAGE_KEYS: [&str; 6] =
@@ -156,7 +157,9 @@ fn parse_conversation(value: Value) -> anyhow::Result<(Conversation, Vec<String>
         .iter()
         .enumerate()
         .map(|(index, value)| message(value).with_context(|| format!("message {index}")))
-        .collect::<anyhow::Result<_>>()?;
+        .collect::<anyhow::Result<Vec<Message>>>()?;
+    // Before any rearrangement, so that indices in errors are those of the request.
+    check_messages(&messages)?;
     Ok((Conversation { messages, tools, settings }, unused))
 }
 
