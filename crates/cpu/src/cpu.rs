@@ -82,17 +82,6 @@ impl Cpu {
         self.threads.count()
     }
 
-    /// The state of its sequences.
-    #[must_use]
-    pub fn cache(&self) -> &HostCache {
-        &self.cache
-    }
-
-    /// The state of its sequences, to restore a snapshot or set up a test.
-    pub fn cache_mut(&mut self) -> &mut HostCache {
-        &mut self.cache
-    }
-
     /// Products of the same rows with several weights.
     fn linears<const N: usize>(&self, x: &Rows, weights: [&Matrix; N]) -> [Rows; N] {
         let inputs = Inputs::new(x, weights, &self.threads);
@@ -145,20 +134,12 @@ impl Cpu {
 }
 
 impl HostOps for Cpu {
-    fn cache_size(&self) -> CacheSize {
-        self.cache.size
+    fn cache(&self) -> &HostCache {
+        &self.cache
     }
 
-    fn clear_slot(&mut self, slot: usize) {
-        self.cache.clear_slot(slot);
-    }
-
-    fn copy_slot(&mut self, from: usize, to: usize) {
-        self.cache.copy_slot(from, to);
-    }
-
-    fn copy_page(&mut self, from: usize, to: usize) {
-        self.cache.copy_page(from, to);
+    fn cache_mut(&mut self) -> &mut HostCache {
+        &mut self.cache
     }
 }
 

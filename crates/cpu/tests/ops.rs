@@ -9,6 +9,7 @@ use calla_model::network::{Attention, DeltaNet, Layer, Mixer};
 use calla_ops::experts::ExpertInput;
 use calla_ops::ops::DeltaTerms;
 use calla_ops::route::Routing;
+use calla_ops::runner::HostOps;
 use calla_ops::{Batch, CacheSize, Ops, Reference, Rows};
 use common::*;
 

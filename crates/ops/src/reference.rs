@@ -45,34 +45,15 @@ impl Reference {
         let cache = HostCache::new(&shape, size);
         Self { shape, cache, delta_form }
     }
-
-    /// The state of its sequences.
-    #[must_use]
-    pub fn cache(&self) -> &HostCache {
-        &self.cache
-    }
-
-    /// The state of its sequences, to set up a test.
-    pub fn cache_mut(&mut self) -> &mut HostCache {
-        &mut self.cache
-    }
 }
 
 impl HostOps for Reference {
-    fn cache_size(&self) -> CacheSize {
-        self.cache.size
+    fn cache(&self) -> &HostCache {
+        &self.cache
     }
 
-    fn clear_slot(&mut self, slot: usize) {
-        self.cache.clear_slot(slot);
-    }
-
-    fn copy_slot(&mut self, from: usize, to: usize) {
-        self.cache.copy_slot(from, to);
-    }
-
-    fn copy_page(&mut self, from: usize, to: usize) {
-        self.cache.copy_page(from, to);
+    fn cache_mut(&mut self) -> &mut HostCache {
+        &mut self.cache
     }
 }
 

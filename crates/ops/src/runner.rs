@@ -1,7 +1,7 @@
 //! What the engine drives: a loaded network that runs batches and returns logits.
 
 use crate::batch::Batch;
-use crate::cache::CacheSize;
+use crate::cache::{CacheSize, HostCache};
 use crate::forward::forward;
 use crate::ops::Ops;
 use crate::tensor::Rows;
@@ -43,17 +43,31 @@ pub struct StepError {
 
 /// Operations whose state and tensors lie in host memory.
 pub trait HostOps: Ops<Tensor = Rows> + Send {
+    /// The state of its sequences.
+    fn cache(&self) -> &HostCache;
+
+    /// The state of its sequences, to move, restore or set up.
+    fn cache_mut(&mut self) -> &mut HostCache;
+
     /// State that it holds.
-    fn cache_size(&self) -> CacheSize;
+    fn cache_size(&self) -> CacheSize {
+        self.cache().size
+    }
 
     /// Forgets the recurrent state of a slot.
-    fn clear_slot(&mut self, slot: usize);
+    fn clear_slot(&mut self, slot: usize) {
+        self.cache_mut().clear_slot(slot);
+    }
 
     /// Makes the recurrent state of one slot a copy of another's.
-    fn copy_slot(&mut self, from: usize, to: usize);
+    fn copy_slot(&mut self, from: usize, to: usize) {
+        self.cache_mut().copy_slot(from, to);
+    }
 
     /// Makes one KV page a copy of another.
-    fn copy_page(&mut self, from: usize, to: usize);
+    fn copy_page(&mut self, from: usize, to: usize) {
+        self.cache_mut().copy_page(from, to);
+    }
 }
 
 /// Operations together with the network they run.

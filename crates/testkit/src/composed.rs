@@ -5,7 +5,7 @@ use calla_model::network::{Attention, DeltaNet};
 use calla_ops::Batch;
 use calla_ops::experts::ExpertInput;
 use calla_ops::ops::{DeltaTerms, ExpertsOf, MatrixOf, Ops, QueriesKeys, VectorOf};
-use calla_ops::{CacheSize, runner::HostOps};
+use calla_ops::{HostCache, runner::HostOps};
 
 /// Delegates fine operations to `B` and overrides no coarse one: what `B`'s fused operations must equal.
 pub struct Composed<B>(pub B);
@@ -125,19 +125,15 @@ impl<B: Ops> Ops for Composed<B> {
 }
 
 impl<B: HostOps> HostOps for Composed<B> {
-    fn cache_size(&self) -> CacheSize {
-        self.0.cache_size()
+    fn cache(&self) -> &HostCache {
+        self.0.cache()
+    }
+
+    fn cache_mut(&mut self) -> &mut HostCache {
+        self.0.cache_mut()
     }
 
     fn clear_slot(&mut self, slot: usize) {
         self.0.clear_slot(slot);
-    }
-
-    fn copy_slot(&mut self, from: usize, to: usize) {
-        self.0.copy_slot(from, to);
-    }
-
-    fn copy_page(&mut self, from: usize, to: usize) {
-        self.0.copy_page(from, to);
     }
 }

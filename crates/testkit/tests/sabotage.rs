@@ -7,7 +7,7 @@ use calla_ops::experts::ExpertInput;
 use calla_ops::ops::{AttentionInputs, DeltaTerms, QueriesKeys};
 use calla_ops::route::Routing;
 use calla_ops::runner::HostOps;
-use calla_ops::{Batch, CacheSize, Ops, Reference, Rows};
+use calla_ops::{Batch, HostCache, Ops, Reference, Rows};
 use calla_testkit::conformance::Suite;
 use calla_testkit::tolerance::F32;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -47,22 +47,18 @@ impl Sabotaged {
 }
 
 impl HostOps for Sabotaged {
-    fn cache_size(&self) -> CacheSize {
-        self.inner.cache_size()
+    fn cache(&self) -> &HostCache {
+        self.inner.cache()
+    }
+
+    fn cache_mut(&mut self) -> &mut HostCache {
+        self.inner.cache_mut()
     }
 
     fn clear_slot(&mut self, slot: usize) {
         if !self.has(Fault::ClearingDoesNothing) {
             self.inner.clear_slot(slot);
         }
-    }
-
-    fn copy_slot(&mut self, from: usize, to: usize) {
-        self.inner.copy_slot(from, to);
-    }
-
-    fn copy_page(&mut self, from: usize, to: usize) {
-        self.inner.copy_page(from, to);
     }
 }
 
