@@ -13,6 +13,7 @@ pub mod prefix_cache;
 pub mod sequence;
 pub mod session;
 pub mod step;
+pub mod structure;
 pub mod trie;
 
 pub use calla_ops::sample::{Sampling, SamplingError};

@@ -30,6 +30,7 @@ pub mod runner;
 pub mod sample;
 pub mod swiglu;
 pub mod tensor;
+pub mod token_mask;
 
 pub use batch::{Batch, BatchError, Span, SpanKind};
 pub use cache::{CacheSize, HostCache};
@@ -38,3 +39,4 @@ pub use ops::Ops;
 pub use reference::Reference;
 pub use runner::{Executor, Runner, StepError};
 pub use tensor::Rows;
+pub use token_mask::TokenMask;
