@@ -246,7 +246,7 @@ fn start(
 ) -> anyhow::Result<(Box<dyn Runner>, String)> {
     let size = cache_size(shape, context, ELEMENT_BYTES, snapshot_budget);
     if args.device == Device::Reference {
-        let ops = Reference::new(shape.clone(), size);
+        let ops = Reference::new(shape.clone(), size)?;
         return Ok((Box::new(Executor { ops, network }), "f32 reference".to_owned()));
     }
     // 0: all that the machine offers.

@@ -136,7 +136,14 @@ fn speed(
     let step = |cpu: &mut Cpu, start: usize, end: usize| {
         let rows = 0..end - start;
         let kind = SpanKind::Prefill;
-        let span = Span { kind, rows, position: start, slot: 0, pages: pages.clone() };
+        let span = Span {
+            kind,
+            rows,
+            position: start,
+            slot: 0,
+            pages: pages.clone(),
+            checkpoints: vec![],
+        };
         let (part, output) = (tokens[start..end].to_vec(), vec![end - start - 1]);
         let batch = Batch::new(part, vec![span], output, shape.vocab_size, size).expect("a batch");
         black_box(forward(cpu, network, &batch, |_, _| {}));

@@ -3,7 +3,7 @@
 use crate::simd::{AvailableIsa, Kernel, Simd, math};
 use crate::threads::Threads;
 use calla_model::shape::CONV_TAPS;
-use calla_ops::cache::DeltaSlots;
+use calla_ops::cache::{DeltaSlots, Entries};
 use calla_ops::{Batch, Rows, Span};
 
 struct ConvSilu<'a> {
@@ -36,15 +36,14 @@ pub(crate) fn conv_silu(
     threads: &Threads,
     qkv: &Rows,
     taps: &[f32],
-    slots: (&mut DeltaSlots, usize),
+    state: &mut DeltaSlots,
     batch: &Batch,
 ) -> Rows {
     let channels = qkv.cols();
     assert_eq!(taps.len(), channels * CONV_TAPS, "taps of {channels} channels");
-    let (state, slots) = slots;
     let mut y = Rows::zeros(qkv.rows(), channels);
     for span in batch.spans() {
-        let window = state.slot_window(slots, span.slot);
+        let window = state.windows.entry(span.slot);
         let out = &mut y.as_mut_slice()[span.rows.start * channels..span.rows.end * channels];
         let before = Window { qkv, span, window };
         threads.for_each_chunk(out, channels, 2 * span.rows.len() * channels, |row, y| {
@@ -52,7 +51,10 @@ pub(crate) fn conv_silu(
                 [before.row(row, 3), before.row(row, 2), before.row(row, 1), before.row(row, 0)];
             isa.run(ConvSilu { u, taps, y });
         });
-        advance(qkv, span, window);
+        for (i, &checkpoint) in span.checkpoints.iter().enumerate() {
+            advance(qkv, span, i + 1, &mut state.windows, checkpoint);
+        }
+        advance(qkv, span, span.rows.len(), &mut state.windows, span.slot);
     }
     y
 }
@@ -76,13 +78,20 @@ impl<'a> Window<'a> {
     }
 }
 
-/// Makes the window the last three rows of the sequence.
-fn advance(qkv: &Rows, span: &Span, window: &mut [f32]) {
+/// Makes the window of slot `to` the last three rows of the sequence after the first `count` of the span.
+fn advance(qkv: &Rows, span: &Span, count: usize, windows: &mut Entries, to: usize) {
     let channels = qkv.cols();
-    let kept = (CONV_TAPS - 1).saturating_sub(span.rows.len());
-    window.copy_within((CONV_TAPS - 1 - kept) * channels.., 0);
-    let new = CONV_TAPS - 1 - kept;
-    for (i, row) in (span.rows.end - new..span.rows.end).enumerate() {
-        window[(kept + i) * channels..][..channels].copy_from_slice(qkv.row(row));
+    let (from, into) = (windows.entry_start(span.slot), windows.entry_start(to));
+    for i in 0..CONV_TAPS - 1 {
+        let into = into + i * channels;
+        // Of the window followed by the span's rows, it is this one.
+        let row = count + i;
+        if row < CONV_TAPS - 1 {
+            let from = from + row * channels;
+            windows.copy_within(from..from + channels, into);
+        } else {
+            let row = span.rows.start + row - (CONV_TAPS - 1);
+            windows[into..into + channels].copy_from_slice(qkv.row(row));
+        }
     }
 }

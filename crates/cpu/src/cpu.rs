@@ -16,6 +16,7 @@ use crate::threads::{Threads, ThreadsError};
 use crate::{attention, experts};
 use calla_model::network::{Attention, CheckpointParts, DeltaNet, Moe};
 use calla_model::{Experts, Matrix, Shape};
+use calla_ops::cache::CacheError;
 use calla_ops::experts::ExpertInput;
 use calla_ops::ops::{
     AttentionInputs, DeltaInputs, DeltaTerms, ExpertActivations, QueriesKeys, Routed,
@@ -39,6 +40,9 @@ pub enum CpuError {
     /// The threads could not be started.
     #[error(transparent)]
     Threads(#[from] ThreadsError),
+    /// There is not the memory for the state.
+    #[error(transparent)]
+    Cache(#[from] CacheError),
     /// The instruction set that was asked for is not here.
     #[error("this machine has no {0:?}; it has {available:?}", available = Isa::available())]
     Isa(Isa),
@@ -49,7 +53,7 @@ impl Cpu {
     /// that compute; 0 means all that the machine offers this process. It never changes a result.
     ///
     /// # Errors
-    /// If the threads cannot be started.
+    /// If the threads cannot be started or there is not the memory for the state.
     pub fn new(shape: Shape, size: CacheSize, threads: usize) -> Result<Self, CpuError> {
         Self::with_isa(shape, size, threads, Isa::detect())
     }
@@ -57,7 +61,8 @@ impl Cpu {
     /// A backend on a given instruction set.
     ///
     /// # Errors
-    /// If this machine does not have it, or the threads cannot be started.
+    /// If this machine does not have it, the threads cannot be started or there is not the memory for the
+    /// state.
     pub fn with_isa(
         shape: Shape,
         size: CacheSize,
@@ -66,7 +71,7 @@ impl Cpu {
     ) -> Result<Self, CpuError> {
         let isa = AvailableIsa::new(isa).ok_or(CpuError::Isa(isa))?;
         let threads = Threads::new(threads)?;
-        let cache = HostCache::new(&shape, size);
+        let cache = HostCache::new(&shape, size)?;
         Ok(Self { shape, cache, rotations: Rotations::default(), isa, threads })
     }
 
@@ -141,6 +146,14 @@ impl HostOps for Cpu {
     fn cache_mut(&mut self) -> &mut HostCache {
         &mut self.cache
     }
+
+    fn arithmetic(&self) -> String {
+        match self.isa() {
+            Isa::Avx2 | Isa::Avx512 => "cpu-f32".to_owned(),
+            // It may round products apart; see the portable `mul_add`.
+            Isa::Portable => format!("cpu-f32-portable-{}", std::env::consts::ARCH),
+        }
+    }
 }
 
 impl Ops for Cpu {
@@ -181,7 +194,7 @@ impl Ops for Cpu {
     }
 
     fn conv_silu(&mut self, qkv: &Rows, taps: &Vec<f32>, layer: usize, batch: &Batch) -> Rows {
-        let slots = (&mut self.cache.delta[layer], self.cache.size.slots);
+        let slots = &mut self.cache.delta[layer];
         conv_silu(self.isa, &self.threads, qkv, taps, slots, batch)
     }
 
@@ -196,7 +209,7 @@ impl Ops for Cpu {
     }
 
     fn gated_delta(&mut self, terms: &DeltaTerms<Rows>, layer: usize, batch: &Batch) -> Rows {
-        let slots = (&mut self.cache.delta[layer], self.cache.size.slots);
+        let slots = &mut self.cache.delta[layer];
         gated_delta(self.isa, &self.threads, &self.shape, terms, slots, batch)
     }
 

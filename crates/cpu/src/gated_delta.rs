@@ -20,10 +20,12 @@ struct HeadTask<'a> {
     head: usize,
     /// `[128 (key), 128 (value)]`.
     state: &'a mut [f32],
+    /// The same of each checkpoint.
+    checkpoints: Vec<&'a mut [f32]>,
 }
 
-struct GatedDelta<'a> {
-    task: &'a mut HeadTask<'a>,
+struct GatedDelta<'a, 'b> {
+    task: &'a mut HeadTask<'b>,
     terms: &'a DeltaTerms<Rows>,
     key_head: usize,
     o: &'a Columns<'a>,
@@ -33,7 +35,7 @@ struct GatedDelta<'a> {
 const ROW_BLOCKS: usize = D / LANES;
 type State = [[Block; ROW_BLOCKS]];
 
-impl Kernel for GatedDelta<'_> {
+impl Kernel for GatedDelta<'_, '_> {
     type Output = ();
 
     #[inline(always)]
@@ -42,7 +44,7 @@ impl Kernel for GatedDelta<'_> {
         assert_eq!(state.len(), D, "rows of a head's state");
         let (rows, head) = (self.task.span.rows.clone(), self.task.head);
         for start in (0..ROW_BLOCKS).step_by(S::WIDTH) {
-            for row in rows.clone() {
+            for (i, row) in rows.clone().enumerate() {
                 let token = Token {
                     q: &self.terms.q.row(row)[self.key_head * D..][..D],
                     k: &self.terms.k.row(row)[self.key_head * D..][..D],
@@ -56,6 +58,12 @@ impl Kernel for GatedDelta<'_> {
                     4 => step::<S, 4>(simd, state, &token, start, o),
                     2 => step::<S, 2>(simd, state, &token, start, o),
                     _ => step::<S, 1>(simd, state, &token, start, o),
+                }
+                if let Some(checkpoint) = self.task.checkpoints.get_mut(i) {
+                    let strip = start * LANES..(start + S::WIDTH) * LANES;
+                    for (to, from) in checkpoint.chunks_exact_mut(D).zip(state.iter()) {
+                        to[strip.clone()].copy_from_slice(&from.as_flattened()[strip.clone()]);
+                    }
                 }
             }
         }
@@ -117,33 +125,29 @@ pub(crate) fn gated_delta(
     threads: &Threads,
     shape: &Shape,
     terms: &DeltaTerms<Rows>,
-    slots: (&mut DeltaSlots, usize),
+    state: &mut DeltaSlots,
     batch: &Batch,
 ) -> Rows {
     let per_key_head = shape.delta_value_heads / shape.delta_key_heads;
     let mut o = Rows::zeros(terms.v.rows(), terms.v.cols());
     let nanoseconds = o.as_slice().len() * D / 8;
-    let (state, slots) = slots;
-    let mut span_of_slot = vec![None; slots];
+    let mut slots: Vec<Option<&mut [f32]>> = state.states.entries_mut().map(Some).collect();
+    let mut take = |slot: usize| {
+        let state = slots[slot].take().expect("a batch uses a slot once");
+        state.chunks_exact_mut(D * D)
+    };
+    let mut tasks: Vec<HeadTask<'_>> = vec![];
     for span in batch.spans() {
-        span_of_slot[span.slot] = Some(span);
+        let mut checkpoints: Vec<_> = span.checkpoints.iter().map(|&slot| take(slot)).collect();
+        for (head, state) in take(span.slot).enumerate() {
+            let checkpoints = checkpoints.iter_mut().filter_map(Iterator::next).collect();
+            tasks.push(HeadTask { span, head, state, checkpoints });
+        }
     }
-    let mut tasks: Vec<HeadTask<'_>> = state
-        .states
-        .chunks_exact_mut(shape.delta_state_len())
-        .zip(span_of_slot)
-        .filter_map(|(state, span)| Some((state, span?)))
-        .flat_map(|(state, span)| {
-            let heads = state.chunks_exact_mut(D * D).enumerate();
-            heads.map(move |(head, state)| HeadTask { span, head, state })
-        })
-        .collect();
     let columns = Columns::new(&mut o);
     threads.for_each_mut(&mut tasks, nanoseconds, |_, task| {
         let key_head = task.head / per_key_head;
-        // A shorter borrow of the state, as the task outlives this call.
-        let mut task = HeadTask { span: task.span, head: task.head, state: &mut *task.state };
-        isa.run(GatedDelta { task: &mut task, terms, key_head, o: &columns });
+        isa.run(GatedDelta { task, terms, key_head, o: &columns });
     });
     o
 }

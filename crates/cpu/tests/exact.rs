@@ -145,7 +145,7 @@ fn the_number_of_threads_changes_nothing() {
 fn logits_are_those_of_the_reference() {
     let (shape, network) = odd_network(9);
     let tokens = Random::new(10).tokens(120, &shape);
-    let mut oracle = Reference::new(shape.clone(), SIZE);
+    let mut oracle = Reference::new(shape.clone(), SIZE).unwrap();
     let expected = forward(&mut oracle, &network, &whole(&shape, SIZE, &tokens), |_, _| {});
     for isa in Isa::available() {
         let mut cpu = Cpu::with_isa(shape.clone(), SIZE, 2, isa).unwrap();

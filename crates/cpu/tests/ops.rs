@@ -123,7 +123,7 @@ fn elementwise_operations() {
                 *x *= [0.01, 1.0, 10.0, 100.0][i % 4];
             }
             let scale = random.vector(cols);
-            let mut oracle = Reference::new(shape.clone(), SIZE);
+            let mut oracle = Reference::new(shape.clone(), SIZE).unwrap();
             for mut cpu in backends(&shape) {
                 let isa = cpu.isa();
                 let what = |op: &str| format!("{op} [{rows}, {cols}] on {isa:?}");
@@ -184,15 +184,19 @@ fn attention(layer: &Layer<CheckpointParts>) -> &Attention<CheckpointParts> {
 
 /// Both with the same random state.
 fn with_state(shape: &Shape, random: &mut Random, cpu: &mut Cpu) -> Reference {
-    let mut oracle = Reference::new(shape.clone(), SIZE);
+    let mut oracle = Reference::new(shape.clone(), SIZE).unwrap();
     let cache = oracle.cache_mut();
     for layer in &mut cache.delta {
-        layer.states = random.vector(layer.states.len());
-        layer.windows = random.vector(layer.windows.len());
+        let values = random.vector(layer.states.len());
+        layer.states.copy_from_slice(&values);
+        let values = random.vector(layer.windows.len());
+        layer.windows.copy_from_slice(&values);
     }
     for layer in &mut cache.attention {
-        layer.keys = random.vector(layer.keys.len());
-        layer.values = random.vector(layer.values.len());
+        let values = random.vector(layer.keys.len());
+        layer.keys.copy_from_slice(&values);
+        let values = random.vector(layer.values.len());
+        layer.values.copy_from_slice(&values);
     }
     *cpu.cache_mut() = oracle.cache().clone();
     oracle
@@ -320,7 +324,7 @@ fn expert_operations() {
         let moe = &layer.moe;
         for rows in ROWS {
             let x = random.rows(rows, shape.hidden);
-            let mut oracle = Reference::new(shape.clone(), SIZE);
+            let mut oracle = Reference::new(shape.clone(), SIZE).unwrap();
             for mut cpu in backends(&shape) {
                 let isa = cpu.isa();
                 let what = |op: &str| format!("{op}, {rows} rows on {isa:?}");
@@ -365,7 +369,7 @@ fn equal_and_nan_logits_are_routed_as_the_reference_routes_them() {
             *logit = f32::NAN;
         }
     }
-    let expected = Reference::new(shape.clone(), SIZE).top_k_softmax(&logits);
+    let expected = Reference::new(shape.clone(), SIZE).unwrap().top_k_softmax(&logits);
     for mut cpu in backends(&shape) {
         let actual = cpu.top_k_softmax(&logits);
         assert_eq!(actual.experts, expected.experts);
@@ -380,7 +384,7 @@ fn embedding_and_logits() {
     let network = random.network(&shape, &all_formats());
     let tokens = random.tokens(9, &shape);
     let x = random.rows(9, shape.hidden);
-    let mut oracle = Reference::new(shape.clone(), SIZE);
+    let mut oracle = Reference::new(shape.clone(), SIZE).unwrap();
     for mut cpu in backends(&shape) {
         let expected = oracle.embed(&network.embed_tokens, &tokens);
         assert_eq!(cpu.embed(&network.embed_tokens, &tokens), expected);

@@ -457,6 +457,7 @@ impl Engine {
                 position: work.start,
                 slot: state.slot,
                 pages: state.pages[..work.end.div_ceil(PAGE_TOKENS)].to_vec(),
+                checkpoints: vec![],
             });
             if work.output {
                 outputs.push(tokens.len() - 1);

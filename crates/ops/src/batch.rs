@@ -14,7 +14,8 @@ pub enum SpanKind {
     /// Prompt tokens. The span starts at a cut of the prompt (see `calla-engine`'s cut rule), so a backend
     /// that computes in chunks can start a chunk there.
     Prefill,
-    /// One token that was just chosen.
+    /// One token that was just chosen, or several of which the later are drafts: each row is computed
+    /// exactly as it would be alone, one decode row after the other.
     Decode,
 }
 
@@ -31,6 +32,10 @@ pub struct Span {
     pub slot: usize,
     /// KV pages of the sequence in order; page i holds positions `64 i ..`. They cover the span's rows.
     pub pages: Vec<usize>,
+    /// Slots that receive the recurrent state as it is after each row but the last, for rows that may be
+    /// taken back: none, or one fewer than rows. `slot` itself gets the state after the last row. If row i
+    /// turns out to be the last that counts, its checkpoint is the sequence's state from then on.
+    pub checkpoints: Vec<usize>,
 }
 
 impl Span {
@@ -45,10 +50,22 @@ impl Span {
     pub fn kv_index(&self, position: usize) -> usize {
         self.pages[position / PAGE_TOKENS] * PAGE_TOKENS + position % PAGE_TOKENS
     }
+
+    /// The rows in pieces that the recurrence runs one after the other, each with the checkpoint that
+    /// receives the state after it: rows of a decode one by one, those of a prefill together.
+    pub fn pieces(&self) -> impl Iterator<Item = (Range<usize>, Option<usize>)> {
+        let len = match self.kind {
+            SpanKind::Prefill => self.rows.len(),
+            SpanKind::Decode => 1,
+        };
+        let starts = self.rows.clone().step_by(len.max(1)).enumerate();
+        starts.map(move |(i, row)| (row..row + len, self.checkpoints.get(i).copied()))
+    }
 }
 
 /// A checked batch. Holding one proves: the spans cover the rows in order, tokens are below the vocabulary,
-/// slots and pages exist, no slot appears twice, and no page that a span writes is used by another.
+/// slots and pages exist, no slot (checkpoints included) appears twice, and no page that a span writes is
+/// used by another.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Batch {
     tokens: Vec<u32>,
@@ -90,12 +107,27 @@ pub enum BatchError {
         /// Rows of the embedding.
         vocab_size: usize,
     },
+    /// There are not as many checkpoints as rows before the last, or the span is no decode.
+    #[error(
+        "span {span} of {rows} rows ({kind:?}) has {checkpoints} checkpoints; only a decode has any, and then \
+         one for each row but the last"
+    )]
+    Checkpoints {
+        /// Index of the span.
+        span: usize,
+        /// Its kind.
+        kind: SpanKind,
+        /// Its number of rows.
+        rows: usize,
+        /// Its number of checkpoints.
+        checkpoints: usize,
+    },
     /// A slot does not exist or appears twice.
     #[error("slot {slot} of span {span} is used twice or is not below {slots}")]
     Slot {
         /// Index of the span.
         span: usize,
-        /// Its slot.
+        /// Its slot, or that of a checkpoint.
         slot: usize,
         /// Slots of the cache.
         slots: usize,
@@ -146,6 +178,7 @@ impl Batch {
         cache: CacheSize,
     ) -> Result<Self, BatchError> {
         check_rows(&tokens, &spans)?;
+        check_checkpoints(&spans)?;
         for (row, &token) in tokens.iter().enumerate() {
             if token as usize >= vocab_size {
                 return Err(BatchError::Token { row, token, vocab_size });
@@ -160,6 +193,11 @@ impl Batch {
             next = row + 1;
         }
         Ok(Self { tokens, spans, outputs })
+    }
+
+    /// A batch of parts of one that was checked.
+    pub(crate) fn part_of_checked(tokens: Vec<u32>, spans: Vec<Span>) -> Self {
+        Self { tokens, spans, outputs: vec![] }
     }
 
     /// Token of each row.
@@ -201,12 +239,25 @@ fn check_rows(tokens: &[u32], spans: &[Span]) -> Result<(), BatchError> {
     if tokens.is_empty() { Err(BatchError::Empty) } else { Ok(()) }
 }
 
+fn check_checkpoints(spans: &[Span]) -> Result<(), BatchError> {
+    for (span, Span { kind, rows, checkpoints, .. }) in spans.iter().enumerate() {
+        let fits = *kind == SpanKind::Decode && checkpoints.len() + 1 == rows.len();
+        if !checkpoints.is_empty() && !fits {
+            let (rows, checkpoints) = (rows.len(), checkpoints.len());
+            return Err(BatchError::Checkpoints { span, kind: *kind, rows, checkpoints });
+        }
+    }
+    Ok(())
+}
+
 fn check_cache(spans: &[Span], cache: CacheSize) -> Result<(), BatchError> {
     let mut slot_used = vec![false; cache.slots];
     let mut readers = vec![0_u32; cache.pages];
     for (i, span) in spans.iter().enumerate() {
-        if span.slot >= cache.slots || std::mem::replace(&mut slot_used[span.slot], true) {
-            return Err(BatchError::Slot { span: i, slot: span.slot, slots: cache.slots });
+        for &slot in std::iter::once(&span.slot).chain(&span.checkpoints) {
+            if slot >= cache.slots || std::mem::replace(&mut slot_used[slot], true) {
+                return Err(BatchError::Slot { span: i, slot, slots: cache.slots });
+            }
         }
         let (end, count) = (span.position + span.rows.len(), span.pages.len());
         if end > count * PAGE_TOKENS {
@@ -238,7 +289,8 @@ mod tests {
     const CACHE: CacheSize = CacheSize { pages: 4, slots: 2 };
 
     fn span(rows: Range<usize>, position: usize, slot: usize, pages: &[usize]) -> Span {
-        Span { kind: SpanKind::Prefill, rows, position, slot, pages: pages.to_vec() }
+        let (kind, pages) = (SpanKind::Prefill, pages.to_vec());
+        Span { kind, rows, position, slot, pages, checkpoints: vec![] }
     }
 
     fn check(rows: usize, spans: &[Span], outputs: &[usize]) -> Result<(), BatchError> {
@@ -250,6 +302,40 @@ mod tests {
         // A prefill slice over two pages, and a decode row that shares the first page read-only.
         let spans = [span(0..70, 64, 0, &[0, 1, 2]), span(70..71, 64, 1, &[0, 3])];
         assert_eq!(check(71, &spans, &[69, 70]), Ok(()));
+    }
+
+    #[test]
+    fn checkpoints_are_slots_of_their_own_for_all_rows_but_the_last() {
+        let cache = CacheSize { pages: 4, slots: 5 };
+        let check = |kind, checkpoints: &[usize]| {
+            let drafted =
+                Span { kind, checkpoints: checkpoints.to_vec(), ..span(0..3, 0, 1, &[0]) };
+            let spans = vec![drafted, span(3..4, 0, 4, &[1])];
+            Batch::new(vec![1; 4], spans, vec![], 10, cache).map(|_| ())
+        };
+        assert_eq!(check(SpanKind::Decode, &[]), Ok(()));
+        assert_eq!(check(SpanKind::Decode, &[3, 0]), Ok(()));
+        for (kind, wrong) in [
+            (SpanKind::Decode, &[3][..]),
+            (SpanKind::Decode, &[3, 0, 2]),
+            (SpanKind::Prefill, &[3, 0]),
+        ] {
+            assert!(matches!(check(kind, wrong), Err(BatchError::Checkpoints { span: 0, .. })));
+        }
+        // Beyond the cache, twice, the span's own, another span's.
+        for wrong in [[3, 5], [3, 3], [1, 3], [3, 4]] {
+            assert!(matches!(check(SpanKind::Decode, &wrong), Err(BatchError::Slot { .. })));
+        }
+    }
+
+    #[test]
+    fn a_decode_is_run_row_by_row() {
+        let pieces = |kind, checkpoints: Vec<usize>| -> Vec<_> {
+            Span { kind, checkpoints, ..span(2..5, 0, 0, &[0]) }.pieces().collect()
+        };
+        assert_eq!(pieces(SpanKind::Prefill, vec![]), [(2..5, None)]);
+        let rows = [(2..3, Some(7)), (3..4, Some(8)), (4..5, None)];
+        assert_eq!(pieces(SpanKind::Decode, vec![7, 8]), rows);
     }
 
     #[test]

@@ -4,15 +4,15 @@
 //! before the start of a sequence is 0. The window of a sequence is its last three `u` rows, before the
 //! convolution.
 
-use crate::batch::Span;
 use crate::swiglu::silu;
 use crate::tensor::Rows;
 use calla_model::shape::CONV_TAPS;
+use std::ops::Range;
 
-/// Convolves the rows of one span into `y`; `window` `[3, channels]`, oldest first, moves on.
-pub fn reference(u: &Rows, taps: &[f32], span: &Span, window: &mut [f32], y: &mut Rows) {
+/// Convolves `rows` of one sequence into `y`; `window` `[3, channels]`, oldest first, moves on.
+pub fn reference(u: &Rows, taps: &[f32], rows: Range<usize>, window: &mut [f32], y: &mut Rows) {
     let channels = u.cols();
-    for row in span.rows.clone() {
+    for row in rows {
         let u = u.row(row);
         for (c, y) in y.row_mut(row).iter_mut().enumerate() {
             let taps = &taps[c * CONV_TAPS..][..CONV_TAPS];

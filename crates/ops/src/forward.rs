@@ -13,6 +13,17 @@ pub fn forward<O: Ops>(
     ops: &mut O,
     network: &Network<O::Parts>,
     batch: &Batch,
+    after_layer: impl FnMut(usize, &O::Tensor),
+) -> O::Tensor {
+    let x = residual_stream(ops, network, batch, after_layer);
+    ops.lm_head(&x, batch.outputs(), &network.norm, network.output_matrix())
+}
+
+/// The residual stream of all rows after the last layer `[rows, hidden]`; otherwise as [`forward`].
+pub(crate) fn residual_stream<O: Ops>(
+    ops: &mut O,
+    network: &Network<O::Parts>,
+    batch: &Batch,
     mut after_layer: impl FnMut(usize, &O::Tensor),
 ) -> O::Tensor {
     let mut x = ops.embed(&network.embed_tokens, batch.tokens());
@@ -28,7 +39,7 @@ pub fn forward<O: Ops>(
         *index += 1;
         after_layer(i + 1, &x);
     }
-    ops.lm_head(&x, batch.outputs(), &network.norm, network.output_matrix())
+    x
 }
 
 /// One layer on the residual stream `x`; `index` counts layers of its mixer's kind.

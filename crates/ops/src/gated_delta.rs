@@ -10,11 +10,11 @@
 //! Chunked form: Yang et al., "Gated Delta Networks" (2024), with the decay folded in as differences of
 //! cumulative sums only, so that nothing overflows.
 
-use crate::batch::Span;
 use crate::ops::DeltaTerms;
 use crate::tensor::Rows;
 use calla_model::Shape;
 use calla_model::shape::DELTA_HEAD_DIM as D;
+use std::ops::Range;
 
 /// Terms of one row and value head.
 struct HeadRow<'a> {
@@ -41,15 +41,16 @@ fn head_row<'a>(
     }
 }
 
-/// Token by token: the definition. `state` is `[value heads, 128, 128]`; `o` gets the span's rows.
+/// Token by token: the definition. `state` is `[value heads, 128, 128]`; `o` gets `rows`, which are one
+/// sequence's.
 pub fn recurrent(
     shape: &Shape,
     terms: &DeltaTerms<Rows>,
-    span: &Span,
+    rows: Range<usize>,
     state: &mut [f32],
     o: &mut Rows,
 ) {
-    for row in span.rows.clone() {
+    for row in rows {
         for (head, s) in state.chunks_exact_mut(D * D).enumerate() {
             let t = head_row(shape, terms, row, head);
             let decay = t.log_decay.exp();
@@ -91,12 +92,12 @@ pub fn recurrent(
 pub fn chunked(
     shape: &Shape,
     terms: &DeltaTerms<Rows>,
-    span: &Span,
+    rows: Range<usize>,
     chunk: usize,
     state: &mut [f32],
     o: &mut Rows,
 ) {
-    let rows: Vec<usize> = span.rows.clone().collect();
+    let rows: Vec<usize> = rows.collect();
     for rows in rows.chunks(chunk) {
         for (head, s) in state.chunks_exact_mut(D * D).enumerate() {
             let t: Vec<HeadRow<'_>> =

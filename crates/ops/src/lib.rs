@@ -14,6 +14,7 @@ pub mod batch;
 pub mod cache;
 pub mod conv_silu;
 pub mod delta_prep;
+pub mod draft;
 pub mod embed;
 pub mod experts;
 pub mod forward;
@@ -33,7 +34,8 @@ pub mod tensor;
 pub mod token_mask;
 
 pub use batch::{Batch, BatchError, Span, SpanKind};
-pub use cache::{CacheSize, HostCache};
+pub use cache::{CacheError, CacheSize, HostCache};
+pub use draft::{Draft, DraftError, Drafts};
 pub use forward::forward;
 pub use ops::Ops;
 pub use reference::Reference;

@@ -9,40 +9,77 @@
 //!
 //! To draft further, `m` takes the place of `h` with the drafted token. (DeepSeek-V3 report, section 2.2;
 //! Qwen3.5's layer is a whole decoder layer with experts.)
+//!
+//! Here a row's entry in the layer's KV cache lies at the position of its *token*: position p holds what
+//! `(h_{p-1}, x_p)` gives, with `h_{-1} = 0`. Rotary positions count differences only, so that is the same
+//! layer, and its pages cover exactly the tokens that the main model's do.
 
 use crate::batch::Batch;
 use crate::forward::decoder_layer;
 use crate::runner::HostOps;
 use crate::tensor::Rows;
 use calla_model::Network;
-use calla_model::network::Mtp;
+use calla_model::network::{Mixer, Mtp};
 
 /// What the layer says of each row.
-pub struct Drafts {
+pub struct MtpRows {
     /// Hidden rows after the layer's norm `[rows, hidden]`: the next step's `hidden`.
     pub hidden: Rows,
     /// Logits of the token after the row's own `[rows, vocabulary]`.
     pub logits: Rows,
 }
 
-/// Runs the layer on `hidden` `[rows, hidden]`, the rows of positions `batch.spans()` after the main model's
-/// last norm; `batch.tokens()` are the tokens that follow each of them. `ops` holds the layer's own KV cache
-/// as its first attention layer, apart from the main model's.
+/// Runs the layer on `hidden` `[rows, hidden]`, rows after the main model's last norm; `batch.tokens()` are
+/// the tokens that follow each of them. `layer` counts attention layers: where `ops` holds the KV cache.
 pub fn mtp_forward<O: HostOps>(
     ops: &mut O,
     network: &Network<O::Parts>,
     mtp: &Mtp<O::Parts>,
     hidden: &Rows,
+    layer: usize,
     batch: &Batch,
-) -> Drafts {
+) -> MtpRows {
+    let mut x = layer_input(ops, network, mtp, hidden, batch);
+    decoder_layer(ops, &mtp.layer, &mut x, layer, batch);
+    let hidden = ops.rms_norm(&x, &mtp.norm);
+    let logits = ops.linear(&hidden, network.output_matrix());
+    MtpRows { hidden, logits }
+}
+
+/// Only writes the keys and values that [`mtp_forward`] would: they depend on nothing before them, as there
+/// is one layer.
+///
+/// # Panics
+/// If the layer is not an attention layer, as every network's is.
+pub(crate) fn mtp_append<O: HostOps>(
+    ops: &mut O,
+    network: &Network<O::Parts>,
+    mtp: &Mtp<O::Parts>,
+    hidden: &Rows,
+    layer: usize,
+    batch: &Batch,
+) {
+    let x = layer_input(ops, network, mtp, hidden, batch);
+    let Mixer::Attention(weights) = &mtp.layer.mixer else {
+        panic!("the draft layer is an attention layer")
+    };
+    let inputs = ops.attention_in_proj(&x, &mtp.layer.input_layernorm, weights);
+    let ready = ops.qk_prep(&inputs.q_gate, &inputs.k, weights, batch);
+    ops.kv_append(&ready.k, &inputs.v, layer, batch);
+}
+
+/// `fc [ RMS(embed[token]) ; RMS(hidden) ]`.
+fn layer_input<O: HostOps>(
+    ops: &mut O,
+    network: &Network<O::Parts>,
+    mtp: &Mtp<O::Parts>,
+    hidden: &Rows,
+    batch: &Batch,
+) -> Rows {
     let embedded = ops.embed(&network.embed_tokens, batch.tokens());
     let embedded = ops.rms_norm(&embedded, &mtp.pre_fc_norm_embedding);
     let hidden = ops.rms_norm(hidden, &mtp.pre_fc_norm_hidden);
-    let mut x = ops.linear(&side_by_side(&embedded, &hidden), &mtp.fc);
-    decoder_layer(ops, &mtp.layer, &mut x, 0, batch);
-    let hidden = ops.rms_norm(&x, &mtp.norm);
-    let logits = ops.linear(&hidden, network.output_matrix());
-    Drafts { hidden, logits }
+    ops.linear(&side_by_side(&embedded, &hidden), &mtp.fc)
 }
 
 fn side_by_side(left: &Rows, right: &Rows) -> Rows {

@@ -3,7 +3,7 @@
 //! Values are f32; sums of products run in f64, so that its rounding is far below that of what it judges.
 
 use crate::batch::Batch;
-use crate::cache::{CacheSize, HostCache};
+use crate::cache::{CacheError, CacheSize, HostCache};
 use crate::experts::ExpertInput;
 use crate::ops::{DeltaTerms, Ops, QueriesKeys};
 use crate::route::Routing;
@@ -34,16 +34,24 @@ pub struct Reference {
 
 impl Reference {
     /// A reference that runs the recurrence token by token.
-    #[must_use]
-    pub fn new(shape: Shape, size: CacheSize) -> Self {
+    ///
+    /// # Errors
+    /// If there is not the memory for its state.
+    pub fn new(shape: Shape, size: CacheSize) -> Result<Self, CacheError> {
         Self::with_delta_form(shape, size, DeltaForm::Recurrent)
     }
 
     /// A reference that runs the recurrence in a given form.
-    #[must_use]
-    pub fn with_delta_form(shape: Shape, size: CacheSize, delta_form: DeltaForm) -> Self {
-        let cache = HostCache::new(&shape, size);
-        Self { shape, cache, delta_form }
+    ///
+    /// # Errors
+    /// If there is not the memory for its state.
+    pub fn with_delta_form(
+        shape: Shape,
+        size: CacheSize,
+        delta_form: DeltaForm,
+    ) -> Result<Self, CacheError> {
+        let cache = HostCache::new(&shape, size)?;
+        Ok(Self { shape, cache, delta_form })
     }
 }
 
@@ -54,6 +62,13 @@ impl HostOps for Reference {
 
     fn cache_mut(&mut self) -> &mut HostCache {
         &mut self.cache
+    }
+
+    fn arithmetic(&self) -> String {
+        match self.delta_form {
+            DeltaForm::Recurrent => "reference".to_owned(),
+            DeltaForm::Chunked(chunk) => format!("reference-chunks-of-{chunk}"),
+        }
     }
 }
 
@@ -90,9 +105,14 @@ impl Ops for Reference {
 
     fn conv_silu(&mut self, qkv: &Rows, taps: &Vec<f32>, layer: usize, batch: &Batch) -> Rows {
         let mut y = Rows::zeros(qkv.rows(), qkv.cols());
+        let state = &mut self.cache.delta[layer];
         for span in batch.spans() {
-            let window = self.cache.delta[layer].slot_window(self.cache.size.slots, span.slot);
-            conv_silu::reference(qkv, taps, span, window, &mut y);
+            for (rows, checkpoint) in span.pieces() {
+                conv_silu::reference(qkv, taps, rows, state.windows.entry_mut(span.slot), &mut y);
+                if let Some(checkpoint) = checkpoint {
+                    state.windows.copy(span.slot, checkpoint);
+                }
+            }
         }
         y
     }
@@ -109,14 +129,20 @@ impl Ops for Reference {
 
     fn gated_delta(&mut self, terms: &DeltaTerms<Rows>, layer: usize, batch: &Batch) -> Rows {
         let mut o = Rows::zeros(terms.v.rows(), terms.v.cols());
+        let (shape, slots) = (&self.shape, &mut self.cache.delta[layer]);
         for span in batch.spans() {
-            let state = self.cache.delta[layer].slot_state(self.cache.size.slots, span.slot);
-            match self.delta_form {
-                DeltaForm::Recurrent => {
-                    gated_delta::recurrent(&self.shape, terms, span, state, &mut o);
+            for (rows, checkpoint) in span.pieces() {
+                let state = slots.states.entry_mut(span.slot);
+                match self.delta_form {
+                    DeltaForm::Recurrent => {
+                        gated_delta::recurrent(shape, terms, rows, state, &mut o);
+                    }
+                    DeltaForm::Chunked(chunk) => {
+                        gated_delta::chunked(shape, terms, rows, chunk, state, &mut o);
+                    }
                 }
-                DeltaForm::Chunked(chunk) => {
-                    gated_delta::chunked(&self.shape, terms, span, chunk, state, &mut o);
+                if let Some(checkpoint) = checkpoint {
+                    slots.states.copy(span.slot, checkpoint);
                 }
             }
         }

@@ -1,11 +1,14 @@
 //! What the engine drives: a loaded network that runs batches and returns logits.
 
 use crate::batch::Batch;
-use crate::cache::{CacheSize, HostCache};
-use crate::forward::forward;
+use crate::cache::{CacheError, CacheSize, HostCache};
+use crate::draft::{Drafts, draft};
+use crate::forward::{forward, residual_stream};
+use crate::mtp::mtp_append;
 use crate::ops::Ops;
 use crate::tensor::Rows;
-use calla_model::{Network, Shape};
+use calla_model::network::Mtp;
+use calla_model::{LayerKind, Network, Shape};
 
 /// A network on a device. Object-safe: the engine does not care which.
 pub trait Runner: Send {
@@ -29,6 +32,56 @@ pub trait Runner: Send {
     /// # Errors
     /// If the device failed; the state of the batch's sequences is then lost.
     fn step(&mut self, batch: &Batch) -> Result<Rows, StepError>;
+
+    /// Whether [`Runner::draft`] can draft.
+    fn can_draft(&self) -> bool {
+        false
+    }
+
+    /// For each draft its tokens: greedy guesses of the multi-token-prediction layer. Recurrent state and
+    /// what `step` returns stay as they are.
+    ///
+    /// # Errors
+    /// If the device failed, or cannot draft.
+    fn draft(&mut self, drafts: &Drafts) -> Result<Vec<Vec<u32>>, StepError> {
+        let _ = drafts;
+        Err(StepError { device: "this", reason: "it has no draft layer".to_owned() })
+    }
+
+    /// Bytes of a slot's state.
+    fn slot_bytes(&self) -> usize;
+
+    /// Bytes of a KV page.
+    fn page_bytes(&self) -> usize;
+
+    /// Replaces `out` by the state of a slot: all layers (the draft layer's part too when drafting), the
+    /// exact bits, little-endian.
+    ///
+    /// # Errors
+    /// If there is no such slot or the device failed.
+    fn read_slot(&mut self, slot: usize, out: &mut Vec<u8>) -> Result<(), StepError>;
+
+    /// Sets a slot to what [`Runner::read_slot`] gave on a runner of the same network and setting.
+    ///
+    /// # Errors
+    /// If there is no such slot, the bytes are not as many as a slot takes, or the device failed.
+    fn write_slot(&mut self, slot: usize, bytes: &[u8]) -> Result<(), StepError>;
+
+    /// Replaces `out` by a KV page, as [`Runner::read_slot`].
+    ///
+    /// # Errors
+    /// If there is no such page or the device failed.
+    fn read_page(&mut self, page: usize, out: &mut Vec<u8>) -> Result<(), StepError>;
+
+    /// Sets a KV page to what [`Runner::read_page`] gave.
+    ///
+    /// # Errors
+    /// If there is no such page, the bytes are not as many as a page takes, or the device failed.
+    fn write_page(&mut self, page: usize, bytes: &[u8]) -> Result<(), StepError>;
+
+    /// Names the rounding of this device's results: state may move between runners of one network where
+    /// this is equal.
+    fn arithmetic(&self) -> String;
 }
 
 /// A device failed while it ran a batch.
@@ -41,6 +94,12 @@ pub struct StepError {
     pub reason: String,
 }
 
+impl From<CacheError> for StepError {
+    fn from(error: CacheError) -> Self {
+        Self { device: "host", reason: error.to_string() }
+    }
+}
+
 /// Operations whose state and tensors lie in host memory.
 pub trait HostOps: Ops<Tensor = Rows> + Send {
     /// The state of its sequences.
@@ -48,6 +107,9 @@ pub trait HostOps: Ops<Tensor = Rows> + Send {
 
     /// The state of its sequences, to move, restore or set up.
     fn cache_mut(&mut self) -> &mut HostCache;
+
+    /// See [`Runner::arithmetic`].
+    fn arithmetic(&self) -> String;
 
     /// State that it holds.
     fn cache_size(&self) -> CacheSize {
@@ -78,6 +140,62 @@ pub struct Executor<O: Ops> {
     pub network: Network<O::Parts>,
 }
 
+impl<O: HostOps> Executor<O> {
+    /// A network that runs on `ops`, without drafts.
+    pub fn new(ops: O, network: Network<O::Parts>) -> Self {
+        Self { ops, network }
+    }
+
+    /// Drafts from now on, where the network has the layer for it. Only before the first step: it is that
+    /// step's rows that drafts start from.
+    ///
+    /// # Errors
+    /// If there is not the memory for the draft layer's state.
+    pub fn with_drafts(mut self) -> Result<Self, CacheError> {
+        if self.network.mtp.is_some() {
+            let shape = self.ops.shape().clone();
+            self.ops.cache_mut().add_drafting(&shape)?;
+        }
+        Ok(self)
+    }
+
+    /// The draft layer, when drafting.
+    fn mtp(&self) -> Option<&Mtp<O::Parts>> {
+        self.ops.cache().hidden.as_ref().and(self.network.mtp.as_ref())
+    }
+
+    /// Which attention layer of the cache is the draft layer's.
+    fn draft_layer(&self) -> usize {
+        self.ops.shape().layers_of(LayerKind::Attention)
+    }
+}
+
+/// Each row's predecessor: of a span's first the row that its slot keeps.
+fn predecessors(cache: &HostCache, h: &Rows, batch: &Batch) -> Rows {
+    let mut previous = Rows::zeros(h.rows(), h.cols());
+    for span in batch.spans() {
+        for row in span.rows.clone() {
+            let from = match (&cache.hidden, row == span.rows.start) {
+                (Some(kept), true) => kept.entry(span.slot),
+                _ => h.row(row - 1),
+            };
+            previous.row_mut(row).copy_from_slice(from);
+        }
+    }
+    previous
+}
+
+/// Keeps the last row of each span in its slot and the others in its checkpoints.
+fn keep_rows(cache: &mut HostCache, h: &Rows, batch: &Batch) {
+    let Some(kept) = &mut cache.hidden else { return };
+    for span in batch.spans() {
+        for (row, &slot) in span.rows.clone().zip(&span.checkpoints) {
+            kept.entry_mut(slot).copy_from_slice(h.row(row));
+        }
+        kept.entry_mut(span.slot).copy_from_slice(h.row(span.rows.end - 1));
+    }
+}
+
 impl<O: HostOps> Runner for Executor<O>
 where
     Network<O::Parts>: Send,
@@ -103,6 +221,66 @@ where
     }
 
     fn step(&mut self, batch: &Batch) -> Result<Rows, StepError> {
-        Ok(forward(&mut self.ops, &self.network, batch, |_, _| {}))
+        if self.mtp().is_none() {
+            return Ok(forward(&mut self.ops, &self.network, batch, |_, _| {}));
+        }
+        let layer = self.draft_layer();
+        let (ops, network) = (&mut self.ops, &self.network);
+        let x = residual_stream(ops, network, batch, |_, _| {});
+        // `lm_head` norms the rows that it needs; here all are needed, once.
+        let h = ops.rms_norm(&x, &network.norm);
+        if let Some(mtp) = &network.mtp {
+            let previous = predecessors(ops.cache(), &h, batch);
+            mtp_append(ops, network, mtp, &previous, layer, batch);
+        }
+        keep_rows(ops.cache_mut(), &h, batch);
+        if batch.outputs().is_empty() {
+            return Ok(Rows::zeros(0, ops.shape().vocab_size));
+        }
+        let outputs = ops.select_rows(&h, batch.outputs());
+        Ok(ops.linear(&outputs, network.output_matrix()))
+    }
+
+    fn can_draft(&self) -> bool {
+        self.mtp().is_some()
+    }
+
+    fn draft(&mut self, drafts: &Drafts) -> Result<Vec<Vec<u32>>, StepError> {
+        let layer = self.draft_layer();
+        let (ops, network) = (&mut self.ops, &self.network);
+        let (Some(kept), Some(mtp)) = (&ops.cache().hidden, &network.mtp) else {
+            return Err(StepError { device: "host", reason: "drafting is off".to_owned() });
+        };
+        let rows = drafts.as_slice().iter().flat_map(|draft| kept.entry(draft.slot));
+        let hidden = Rows::from_vec(ops.shape().hidden, rows.copied().collect());
+        Ok(draft(ops, network, mtp, layer, hidden, drafts))
+    }
+
+    fn slot_bytes(&self) -> usize {
+        self.ops.cache().slot_bytes()
+    }
+
+    fn page_bytes(&self) -> usize {
+        self.ops.cache().page_bytes()
+    }
+
+    fn read_slot(&mut self, slot: usize, out: &mut Vec<u8>) -> Result<(), StepError> {
+        Ok(self.ops.cache_mut().read_slot(slot, out)?)
+    }
+
+    fn write_slot(&mut self, slot: usize, bytes: &[u8]) -> Result<(), StepError> {
+        Ok(self.ops.cache_mut().write_slot(slot, bytes)?)
+    }
+
+    fn read_page(&mut self, page: usize, out: &mut Vec<u8>) -> Result<(), StepError> {
+        Ok(self.ops.cache_mut().read_page(page, out)?)
+    }
+
+    fn write_page(&mut self, page: usize, bytes: &[u8]) -> Result<(), StepError> {
+        Ok(self.ops.cache_mut().write_page(page, bytes)?)
+    }
+
+    fn arithmetic(&self) -> String {
+        self.ops.arithmetic()
     }
 }

@@ -7,7 +7,7 @@ use calla_testkit::tolerance;
 
 fn suite() -> Suite {
     // Every bound but that of the recurrence is 0: this also proves the suite deterministic.
-    Suite::new(|shape, cache| Reference::new(shape.clone(), cache), tolerance::REFERENCE)
+    Suite::new(|shape, cache| Reference::new(shape.clone(), cache).unwrap(), tolerance::REFERENCE)
         .longest(70)
 }
 
@@ -21,7 +21,7 @@ mod chunked {
     fn suite(chunk: usize) -> Suite {
         let form = DeltaForm::Chunked(chunk);
         Suite::new(
-            move |shape, cache| Reference::with_delta_form(shape.clone(), cache, form),
+            move |shape, cache| Reference::with_delta_form(shape.clone(), cache, form).unwrap(),
             tolerance::REFERENCE,
         )
     }

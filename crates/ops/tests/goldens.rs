@@ -28,7 +28,7 @@ fn require_demo(what: &str, prompts: std::ops::Range<usize>) {
     let goldens = read_goldens(&places::demo().join("goldens.npz")).unwrap();
     let goldens = &goldens[prompts];
     let (shape, network) = load(&places::demo());
-    let mut runner = Executor { ops: Reference::new(shape, longest(goldens)), network };
+    let mut runner = Executor { ops: Reference::new(shape, longest(goldens)).unwrap(), network };
     require(what, &mut runner, goldens, &BARS);
 }
 
@@ -46,7 +46,7 @@ fn the_demo_model_answers_long_prompts_as_transformers_does() {
 fn require_full(dir: &Path, goldens: &Path) {
     let golden = &read_goldens(goldens).unwrap()[0];
     let (shape, network) = load(dir);
-    let mut ops = Reference::new(shape.clone(), CacheSize::one_sequence(golden.ids.len()));
+    let mut ops = Reference::new(shape.clone(), CacheSize::one_sequence(golden.ids.len())).unwrap();
     let batch = whole(&golden.ids, &shape, ops.cache_size());
     let mut worst = 0.0_f32;
     let mut seen = 0;
@@ -81,7 +81,14 @@ fn odd_checkpoints_have_their_logits_and_residual_streams() {
 fn whole(ids: &[u32], shape: &Shape, cache: CacheSize) -> Batch {
     let rows = 0..ids.len();
     let pages = (0..ids.len().div_ceil(PAGE_TOKENS)).collect();
-    let span = Span { kind: SpanKind::Prefill, rows: rows.clone(), position: 0, slot: 0, pages };
+    let span = Span {
+        kind: SpanKind::Prefill,
+        rows: rows.clone(),
+        position: 0,
+        slot: 0,
+        pages,
+        checkpoints: vec![],
+    };
     Batch::new(ids.to_vec(), vec![span], rows.collect(), shape.vocab_size, cache).unwrap()
 }
 
@@ -93,7 +100,7 @@ fn the_mtp_layer_drafts_what_the_training_network_drafts() {
     let (mut worst, mut compared, mut accepted) = (0.0_f32, 0, 0);
     for golden in &goldens[..6] {
         let cache = CacheSize::one_sequence(golden.ids.len());
-        let mut ops = Reference::new(shape.clone(), cache);
+        let mut ops = Reference::new(shape.clone(), cache).unwrap();
         let mut last = Rows::default();
         forward(&mut ops, &network, &whole(&golden.ids, &shape, cache), |layer, x| {
             if layer == shape.layers.len() {
@@ -105,9 +112,9 @@ fn the_mtp_layer_drafts_what_the_training_network_drafts() {
         let hidden = ops.select_rows(&last, &rows);
         let hidden = ops.rms_norm(&hidden, &network.norm);
         let alone = Shape { layers: vec![LayerKind::Attention], ..shape.clone() };
-        let mut draft_ops = Reference::new(alone, cache);
+        let mut draft_ops = Reference::new(alone, cache).unwrap();
         let batch = whole(&golden.ids[1..], &shape, cache);
-        let drafts = mtp_forward(&mut draft_ops, &network, mtp, &hidden, &batch);
+        let drafts = mtp_forward(&mut draft_ops, &network, mtp, &hidden, 0, &batch);
 
         let expected = golden.mtp.as_ref().expect("the demo's goldens hold the layer's logits");
         for (position, logits) in drafts.logits.iter().enumerate() {

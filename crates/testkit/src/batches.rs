@@ -109,6 +109,7 @@ impl Schedule {
                     position,
                     slot: slots[s],
                     pages: tables[s].clone(),
+                    checkpoints: vec![],
                 });
                 fed[s] += len;
             }

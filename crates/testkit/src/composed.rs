@@ -133,6 +133,10 @@ impl<B: HostOps> HostOps for Composed<B> {
         self.0.cache_mut()
     }
 
+    fn arithmetic(&self) -> String {
+        self.0.arithmetic()
+    }
+
     fn clear_slot(&mut self, slot: usize) {
         self.0.clear_slot(slot);
     }

@@ -253,7 +253,7 @@ impl Suite {
             worst
         };
         let Some(bound) = operation.bound else { return 0.0 };
-        let mut reference = Reference::new(model.shape.clone(), schedule.cache);
+        let mut reference = Reference::new(model.shape.clone(), schedule.cache).unwrap();
         let expected = run(operation, &mut reference, model, schedule);
         let worst = check(&expected, bound(&self.tolerance), "the reference");
         if operation.coarse {

@@ -47,7 +47,7 @@ impl Suite {
         const SIZES: [(usize, usize); 3] = [(37, 384), (65, 192), (1, 32)];
         let model = &Model::new(crate::shapes::odd(), Formats::Published, 1);
         let mut ops = (self.backend)(&model.shape, CACHE);
-        let mut reference = Reference::new(model.shape.clone(), CACHE);
+        let mut reference = Reference::new(model.shape.clone(), CACHE).unwrap();
         for (seed, stored) in Stored::all().into_iter().enumerate() {
             for (outputs, inputs) in SIZES {
                 let mut random = Random::new(seed as u64);
@@ -90,7 +90,7 @@ impl Suite {
         self.each_model("route", |suite, model| {
             let (shape, tolerance) = (&model.shape, &suite.tolerance);
             let mut ops = (suite.backend)(shape, CACHE);
-            let mut reference = Reference::new(shape.clone(), CACHE);
+            let mut reference = Reference::new(shape.clone(), CACHE).unwrap();
             let mut random = Random::new(model.seed);
 
             // Half the logits from a few values only: many exact ties.
@@ -134,7 +134,7 @@ impl Suite {
             let shape = &model.shape;
             let mut random = Random::new(model.seed);
             let mut ops = (suite.backend)(shape, CACHE);
-            let mut reference = Reference::new(shape.clone(), CACHE);
+            let mut reference = Reference::new(shape.clone(), CACHE).unwrap();
             for position in [4_095, 65_536, 200_003, 262_143 - 3] {
                 // A page that is only read may repeat, so two pages make a table of any length.
                 let last = (position + 3) / PAGE_TOKENS;
@@ -143,7 +143,14 @@ impl Suite {
                 pages[last] = if last == position / PAGE_TOKENS { 1 } else { 2 };
                 let batch = batch(
                     model,
-                    vec![Span { kind: SpanKind::Prefill, rows: 0..3, position, slot: 0, pages }],
+                    vec![Span {
+                        kind: SpanKind::Prefill,
+                        rows: 0..3,
+                        position,
+                        slot: 0,
+                        pages,
+                        checkpoints: vec![],
+                    }],
                 );
                 let q_gate = random.rows(3, 2 * shape.query_dim(), 1.0);
                 let k = random.rows(3, shape.kv_dim(), 1.0);
@@ -166,7 +173,7 @@ impl Suite {
             let bound = suite.tolerance.elementwise;
             let shape = &model.shape;
             let mut ops = (suite.backend)(shape, CACHE);
-            let mut reference = Reference::new(shape.clone(), CACHE);
+            let mut reference = Reference::new(shape.clone(), CACHE).unwrap();
             let mut random = Random::new(model.seed);
             for scale in [0.0, 1e-12, 1e-4, 1e4, 1e12] {
                 let x = random.rows(5, shape.hidden, scale);
@@ -197,7 +204,14 @@ impl Suite {
             let pages = vec![2, 5];
             let batch = batch(
                 model,
-                vec![Span { kind: SpanKind::Prefill, rows: 0..70, position: 0, slot: 1, pages }],
+                vec![Span {
+                    kind: SpanKind::Prefill,
+                    rows: 0..70,
+                    position: 0,
+                    slot: 1,
+                    pages,
+                    checkpoints: vec![],
+                }],
             );
             let q = random.rows(70, shape.query_dim(), 100.0);
             let k = random.rows(70, shape.kv_dim(), 100.0);
@@ -218,7 +232,7 @@ impl Suite {
         self.each_model("attention over a shared page", |suite, model| {
             let shape = &model.shape;
             let mut ops = (suite.backend)(shape, CACHE);
-            let mut reference = Reference::new(shape.clone(), CACHE);
+            let mut reference = Reference::new(shape.clone(), CACHE).unwrap();
             let mut random = Random::new(model.seed);
             let span = |rows, position, slot, pages: &[usize]| Span {
                 kind: SpanKind::Prefill,
@@ -226,6 +240,7 @@ impl Suite {
                 position,
                 slot,
                 pages: pages.to_vec(),
+                checkpoints: vec![],
             };
             for spans in [
                 vec![span(0..64, 0, 0, &[6])],

@@ -52,7 +52,7 @@ impl Suite {
             let actual = logits(self.runner_of(&model, &schedule).as_mut(), &schedule);
 
             let network = network(&model.shape, model.formats, model.seed);
-            let ops = Reference::new(model.shape.clone(), schedule.cache);
+            let ops = Reference::new(model.shape.clone(), schedule.cache).unwrap();
             let expected = logits(&mut Executor { ops, network }, &schedule);
 
             let mut summary = Summary::new(self.tolerance.sure_margin);

@@ -55,6 +55,10 @@ impl HostOps for Sabotaged {
         self.inner.cache_mut()
     }
 
+    fn arithmetic(&self) -> String {
+        "sabotaged".to_owned()
+    }
+
     fn clear_slot(&mut self, slot: usize) {
         if !self.has(Fault::ClearingDoesNothing) {
             self.inner.clear_slot(slot);
@@ -208,8 +212,10 @@ impl Ops for Sabotaged {
 }
 
 fn suite(fault: Fault) -> Suite {
-    let make =
-        move |shape: &Shape, size| Sabotaged { inner: Reference::new(shape.clone(), size), fault };
+    let make = move |shape: &Shape, size| Sabotaged {
+        inner: Reference::new(shape.clone(), size).unwrap(),
+        fault,
+    };
     Suite::new(make, F32).longest(40)
 }
 

@@ -39,12 +39,18 @@ fn run(network: &Network<CheckpointParts>) -> (Vec<Rows>, Rows) {
     let shape = shape();
     let cache = CacheSize::one_sequence(TOKENS);
     let tokens = (0..TOKENS as u32).map(|i| i * 37 % 512).collect();
-    let span =
-        Span { kind: SpanKind::Prefill, rows: 0..TOKENS, position: 0, slot: 0, pages: vec![0] };
+    let span = Span {
+        kind: SpanKind::Prefill,
+        rows: 0..TOKENS,
+        position: 0,
+        slot: 0,
+        pages: vec![0],
+        checkpoints: vec![],
+    };
     let outputs = (0..TOKENS).collect();
     let batch = Batch::new(tokens, vec![span], outputs, shape.vocab_size, cache).unwrap();
     let mut stream = Vec::new();
-    let mut ops = Reference::new(shape, cache);
+    let mut ops = Reference::new(shape, cache).unwrap();
     let logits = forward(&mut ops, network, &batch, |_, x: &Rows| stream.push(x.clone()));
     assert_eq!(stream.len(), 41);
     for (layer, x) in stream.iter().enumerate() {

@@ -224,6 +224,7 @@ pub fn batch(shape: &Shape, size: CacheSize, parts: &[(usize, usize, &[u32], &[u
             position,
             slot,
             pages: pages.to_vec(),
+            checkpoints: vec![],
         });
     }
     let outputs = (0..tokens.len()).collect();
