@@ -10,7 +10,7 @@ use std::process::Command;
 
 /// Which of our crates each crate may use in the program (development dependencies are free). A new edge
 /// is a design decision: ARCHITECTURE.md says why each exists.
-const EDGES: [(&str, &[&str]); 10] = [
+const EDGES: [(&str, &[&str]); 11] = [
     ("calla-model", &[]),
     ("calla-weights", &["calla-model"]),
     ("calla-text", &[]),
@@ -18,6 +18,7 @@ const EDGES: [(&str, &[&str]); 10] = [
     ("calla-cpu", &["calla-model", "calla-ops"]),
     ("calla-engine", &["calla-model", "calla-ops"]),
     ("calla-eval", &["calla-model", "calla-ops"]),
+    ("calla-grammar", &["calla-engine", "calla-ops", "calla-text"]),
     (
         "calla-testkit",
         &["calla-model", "calla-ops", "calla-weights", "calla-eval", "calla-cpu", "calla-text"],
@@ -32,6 +33,7 @@ const EDGES: [(&str, &[&str]); 10] = [
             "calla-cpu",
             "calla-engine",
             "calla-eval",
+            "calla-grammar",
         ],
     ),
     ("xtask", &[]),

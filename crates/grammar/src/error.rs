@@ -1,0 +1,69 @@
+//! Why a grammar was refused.
+
+/// A grammar was refused. All of these are the request's fault but for [`Vocabulary`](Self::Vocabulary) and
+/// [`Internal`](Self::Internal).
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum GrammarError {
+    /// A bound on the grammar's text or shape.
+    #[error("{what} is {value}, over the bound of {bound}: simplify the grammar")]
+    TooLarge {
+        /// What was counted.
+        what: &'static str,
+        /// What there was, or where counting stopped.
+        value: usize,
+        /// What is allowed.
+        bound: usize,
+    },
+    /// The schema is not JSON, or a keyword has a value of the wrong kind.
+    #[error("invalid JSON schema: {0}")]
+    InvalidSchema(String),
+    /// A keyword that cannot be enforced token by token.
+    #[error(
+        "JSON schema keyword {keyword:?} at {place} is not supported in structured output: remove it"
+    )]
+    UnsupportedKeyword {
+        /// The keyword.
+        keyword: String,
+        /// Path of the schema that has it.
+        place: String,
+    },
+    /// A reference that leads nowhere or out of the schema.
+    #[error("JSON schema reference {reference:?} at {place}: {reason}")]
+    Reference {
+        /// The reference as written.
+        reference: String,
+        /// Path of the schema that has it.
+        place: String,
+        /// What is wrong with it.
+        reason: &'static str,
+    },
+    /// A tool whose calls cannot be written as a grammar.
+    #[error("tool {tool:?}: {reason}")]
+    Tool {
+        /// Name of the tool, or its place in the list.
+        tool: String,
+        /// What is wrong.
+        reason: String,
+    },
+    /// The grammar compiler refused it.
+    #[error("the grammar was refused: {0}")]
+    Refused(String),
+    /// The tokenizer cannot be used for grammars.
+    #[error("the vocabulary cannot be used for grammars: {0}")]
+    Vocabulary(String),
+    /// The grammar compiler failed.
+    #[error("the grammar compiler failed: {0}")]
+    Internal(String),
+}
+
+/// First line of what the library says, without what it adds for its developers.
+pub(crate) fn plain_words(words: &str) -> String {
+    const BYTES_MAX: usize = 400;
+    let words = words.split("\n<").next().unwrap_or_default().trim();
+    let mut plain: String = words.split_whitespace().collect::<Vec<_>>().join(" ");
+    if plain.len() > BYTES_MAX {
+        plain.truncate(plain.floor_char_boundary(BYTES_MAX));
+        plain.push_str("...");
+    }
+    plain
+}

@@ -1,0 +1,301 @@
+//! The model's format of tool calls, written as a grammar.
+//!
+//! A call is `<tool_call>\n<function=NAME>\n`, for each argument
+//! `<parameter=KEY>\nVALUE\n</parameter>\n`, then `</function>\n</tool_call>`; calls are apart by one line
+//! feed. `<tool_call>` and `</tool_call>` are added tokens, the other tags are text.
+
+use crate::GrammarError;
+use crate::compiler::TEXT_BYTES_MAX;
+use crate::json_schema;
+use crate::parameter_value::{Forms, text_terminal};
+use calla_engine::structure::Grammar;
+use serde_json::{Map, Value};
+use std::collections::BTreeSet;
+use std::fmt::Write as _;
+
+/// Which function has to be called.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ToolChoice {
+    /// Any of those on offer.
+    Required,
+    /// The one of this name.
+    Named(String),
+}
+
+/// Longest name of a function or parameter, in bytes: what the parser of replies takes for a name.
+const NAME_BYTES_MAX: usize = 256;
+/// Parameters of one function.
+const PARAMETERS_MAX: usize = 1_000;
+/// Functions of one request.
+const TOOLS_MAX: usize = 1_000;
+
+/// A value that may be any text. It cannot hold what the parser of replies could take for its end.
+const ANY_TEXT: &str = r#"NO_TAGS: /(?s:.*)/ & ~(/(?s:.*)(<\/parameter>|<\/function>|<\/tool_call>)(?s:.*)/ | /((?s:.*)\n)?(<parameter=|<tool_call>)(?s:.*)/)
+ANY_TEXT: NO_TAGS "\n</parameter>\n"
+"#;
+/// Name of a parameter that the schema does not list.
+const EXTRA_KEY: &str = "/[A-Za-z_][A-Za-z0-9_.\\-]{0,63}/";
+
+/// The grammar of one call, or with `parallel` of one or more, to the functions that `choice` admits.
+///
+/// `tools` are as in a request: `{"type": "function", "function": {"name", "parameters"}}`, or the inner
+/// object alone. Required parameters must come, the others may, in the order of `properties`. A
+/// parameter that the schema does not list may come, behind the others, only if `additionalProperties`
+/// is given and is not false.
+///
+/// # Errors
+/// If there is no such function, if a name cannot stand in a tag, or if a schema cannot be enforced.
+pub fn tool_calls(
+    tools: &[Value],
+    choice: &ToolChoice,
+    parallel: bool,
+) -> Result<Grammar, GrammarError> {
+    crate::compiler::bound("the number of tools", tools.len(), TOOLS_MAX)?;
+    let mut writer = Writer { text: String::new() };
+    let mut names = BTreeSet::new();
+    let mut rules = Vec::new();
+    for (index, tool) in tools.iter().enumerate() {
+        let function = tool.get("function").unwrap_or(tool);
+        let Some(name) = function.get("name").and_then(Value::as_str) else {
+            let tool = index.to_string();
+            return Err(GrammarError::Tool { tool, reason: "it has no name".into() });
+        };
+        let in_tool = |reason| GrammarError::Tool { tool: json_schema::shortened(name), reason };
+        if !names.insert(name) {
+            return Err(in_tool("another tool has this name".into()));
+        }
+        if matches!(choice, ToolChoice::Named(chosen) if chosen != name) {
+            continue;
+        }
+        check_name(name).map_err(in_tool)?;
+        let parameters = function.get("parameters").or_else(|| function.get("input_schema"));
+        writer.function(index, name, parameters.unwrap_or(&Value::Null)).map_err(|error| {
+            match error {
+                GrammarError::Tool { reason, .. } => in_tool(reason),
+                error => in_tool(error.to_string()),
+            }
+        })?;
+        rules.push(format!("f{index}"));
+        crate::compiler::bound(
+            "the size of the tools' grammar",
+            writer.text.len(),
+            TEXT_BYTES_MAX,
+        )?;
+    }
+    if rules.is_empty() {
+        let (tool, reason) = match choice {
+            ToolChoice::Named(name) => (name.as_str(), "no tool on offer has this name"),
+            ToolChoice::Required => ("", "a call is required, but no tool is on offer"),
+        };
+        let tool = json_schema::shortened(tool);
+        return Err(GrammarError::Tool { tool, reason: reason.into() });
+    }
+    let more = if parallel { " (\"\\n\" call)*" } else { "" };
+    let head = format!(
+        "start: call{more}\ncall: <tool_call> \"\\n\" ({}) \"</function>\\n\" </tool_call>\n",
+        rules.join(" | ")
+    );
+    Ok(Grammar::Lark(head + ANY_TEXT + &writer.text))
+}
+
+struct Writer {
+    text: String,
+}
+
+impl Writer {
+    /// Adds the rule `fN` of a call, from `<function=` up to its last argument.
+    fn function(&mut self, index: usize, name: &str, schema: &Value) -> Result<(), GrammarError> {
+        let parameters = Parameters::new(schema)?;
+        let mut rule = format!("f{index}: {}", quoted(&format!("<function={name}>\n")));
+        let mut rules = String::new();
+        for (at, &(key, schema)) in parameters.listed.iter().enumerate() {
+            let required = parameters.required.contains(key);
+            if *schema == Value::Bool(false) && !required {
+                continue;
+            }
+            let in_parameter =
+                |error: GrammarError| tool_error(format!("parameter {key:?}: {error}"));
+            check_name(key).map_err(tool_error)?;
+            let value = self
+                .value(&format!("f{index}_p{at}"), schema, parameters.root)
+                .map_err(in_parameter)?;
+            let open = quoted(&format!("<parameter={key}>\n"));
+            let _ = writeln!(rules, "f{index}_p{at}: {open} ({value})");
+            let _ = write!(rule, " f{index}_p{at}{}", if required { "" } else { "?" });
+        }
+        if let Some(schema) = parameters.extra {
+            let value = self.value(&format!("f{index}_x"), schema, parameters.root)?;
+            let listed: Vec<String> =
+                parameters.listed.iter().map(|(key, _)| quoted(key)).collect();
+            let but = match listed.is_empty() {
+                true => String::new(),
+                false => format!(" & ~({})", listed.join(" | ")),
+            };
+            let key = format!("F{index}_KEY");
+            let _ = writeln!(rules, "{key}: {EXTRA_KEY}{but}");
+            let _ = writeln!(rules, "F{index}_OPEN: \"<parameter=\" {key} \">\\n\"");
+            let _ = writeln!(rules, "f{index}_x: F{index}_OPEN ({value})");
+            let _ = write!(rule, " f{index}_x*");
+        }
+        let _ = writeln!(self.text, "{rule}");
+        self.text.push_str(&rules);
+        Ok(())
+    }
+
+    /// Adds what a value needs and returns its expression, closing tag included.
+    fn value(&mut self, rule: &str, schema: &Value, root: &Value) -> Result<String, GrammarError> {
+        let forms = Forms::new(schema, root)?;
+        if forms.is_any_text() {
+            return Ok("ANY_TEXT".into());
+        }
+        let mut options = Vec::new();
+        for (at, text) in forms.texts.iter().enumerate() {
+            let name = format!("{}_T{at}", rule.to_uppercase());
+            let _ = writeln!(self.text, "{name}_V: {}", text_terminal(text)?);
+            let _ = writeln!(self.text, "{name}: {name}_V \"\\n</parameter>\\n\"");
+            options.push(name);
+        }
+        if !forms.literals.is_empty() {
+            let name = format!("{}_L", rule.to_uppercase());
+            let mut literals = Vec::with_capacity(forms.literals.len());
+            for literal in &forms.literals {
+                if ["</parameter>", "</function>", "</tool_call>", "<parameter=", "<tool_call>"]
+                    .iter()
+                    .any(|tag| literal.contains(tag))
+                {
+                    return Err(tool_error(format!(
+                        "the value {:?} holds a tag of the format of calls",
+                        json_schema::shortened(literal)
+                    )));
+                }
+                literals.push(quoted(&format!("{literal}\n</parameter>\n")));
+            }
+            let _ = writeln!(self.text, "{name}: {}", literals.join(" | "));
+            options.push(name);
+        }
+        if !forms.json.is_empty() {
+            let schema = match forms.json.len() {
+                1 => forms.json[0].clone(),
+                _ => serde_json::json!({ "anyOf": forms.json }),
+            };
+            let closed = json_schema::close(&schema, root)?;
+            let _ = writeln!(self.text, "{rule}_j: %json {closed}");
+            options.push(format!("{rule}_j \"\\n</parameter>\\n\""));
+        }
+        match options.is_empty() {
+            true => Err(tool_error("its schema allows no value".into())),
+            false => Ok(options.join(" | ")),
+        }
+    }
+}
+
+/// Parameters of a function.
+struct Parameters<'a> {
+    /// What references lead into.
+    root: &'a Value,
+    /// Names and schemas, in the order of the schema.
+    listed: Vec<(&'a str, &'a Value)>,
+    required: BTreeSet<&'a str>,
+    /// Schema of parameters that are not listed, if there may be such.
+    extra: Option<&'a Value>,
+}
+
+/// Schema of a parameter that is required and nothing else.
+static ANYTHING: Value = Value::Bool(true);
+
+impl<'a> Parameters<'a> {
+    fn new(root: &'a Value) -> Result<Parameters<'a>, GrammarError> {
+        let mut found =
+            Parameters { root, listed: Vec::new(), required: BTreeSet::new(), extra: None };
+        let mut schema = root;
+        // As many references as a schema may nest; more go in circles.
+        for _ in 0..100 {
+            match schema.get("$ref").and_then(Value::as_str) {
+                Some(reference) => schema = json_schema::resolve(root, reference)?,
+                None => break,
+            }
+        }
+        let schema = match schema {
+            Value::Null => return Ok(found),
+            Value::Object(schema) => schema,
+            _ => return Err(tool_error("`parameters` is not an object".into())),
+        };
+        check_keywords(schema)?;
+        match schema.get("properties") {
+            None | Some(Value::Null) => {}
+            Some(Value::Object(properties)) => {
+                found.listed.extend(properties.iter().map(|(key, schema)| (key.as_str(), schema)));
+            }
+            Some(_) => return Err(tool_error("`properties` is not an object".into())),
+        }
+        let required = schema.get("required").and_then(Value::as_array);
+        found.required.extend(required.into_iter().flatten().filter_map(Value::as_str));
+        let extra = schema.get("additionalProperties");
+        for key in &found.required {
+            if !found.listed.iter().any(|(listed, _)| listed == key) {
+                found.listed.push((*key, extra.unwrap_or(&ANYTHING)));
+            }
+        }
+        found.extra = extra.filter(|extra| !matches!(extra, Value::Bool(false) | Value::Null));
+        let count = found.listed.len();
+        crate::compiler::bound("the number of parameters", count, PARAMETERS_MAX)?;
+        Ok(found)
+    }
+}
+
+/// Words of a function's parameters other than those that are enforced must be annotations.
+fn check_keywords(schema: &Map<String, Value>) -> Result<(), GrammarError> {
+    if schema.get("type").is_some_and(|kind| kind != "object") {
+        return Err(tool_error("the type of `parameters` is not \"object\"".into()));
+    }
+    let strict = [
+        "anyOf",
+        "oneOf",
+        "allOf",
+        "not",
+        "if",
+        "enum",
+        "const",
+        "patternProperties",
+        "$ref",
+        "propertyNames",
+        "minProperties",
+        "maxProperties",
+        "dependentRequired",
+        "dependentSchemas",
+        "dependencies",
+        "unevaluatedProperties",
+    ];
+    match schema.keys().find(|key| strict.contains(&key.as_str())) {
+        Some(keyword) => {
+            Err(GrammarError::UnsupportedKeyword { keyword: keyword.clone(), place: "#".into() })
+        }
+        None => Ok(()),
+    }
+}
+
+/// An error whose tool is filled in where it is known.
+pub(crate) fn tool_error(reason: String) -> GrammarError {
+    GrammarError::Tool { tool: String::new(), reason }
+}
+
+/// Whether a name can stand in `<function=NAME>` or `<parameter=NAME>` and be read back.
+fn check_name(name: &str) -> Result<(), String> {
+    let reason = if name.is_empty() {
+        "is empty"
+    } else if name.len() > NAME_BYTES_MAX {
+        "is longer than 256 bytes"
+    } else if name.trim() != name {
+        "begins or ends with white space"
+    } else if name.chars().any(|c| matches!(c, '<' | '>') || c.is_control()) {
+        "holds `<`, `>` or a control character, which no tag can"
+    } else {
+        return Ok(());
+    };
+    Err(format!("the name {:?} {reason}", json_schema::shortened(name)))
+}
+
+/// A text as a literal of Lark, which is written like one of JSON.
+pub(crate) fn quoted(text: &str) -> String {
+    Value::from(text).to_string().replace('\u{7f}', "\\u007f")
+}

@@ -1,0 +1,205 @@
+//! Calls that the grammar of tool calls lets through are read back as calls.
+
+use crate::fixtures::{Fixture, demo, published};
+use calla_engine::structure::Grammar;
+use calla_grammar::{GrammarError, ToolChoice, tool_calls};
+use calla_text::{ReplyAssembler, ReplyForm, ToolCall};
+use serde_json::{Value, json};
+
+fn tool(name: &str, parameters: Value) -> Value {
+    json!({"type": "function", "function": {"name": name, "parameters": parameters}})
+}
+
+fn tools() -> Vec<Value> {
+    vec![
+        tool(
+            "get_weather",
+            json!({"type": "object", "properties": {
+                "city": {"type": "string", "description": "Where"},
+                "unit": {"type": "string", "enum": ["C", "F \"x\""]},
+                "days": {"type": "integer", "minimum": 1, "maximum": 14},
+                "at": {"$ref": "#/$defs/place"},
+            }, "required": ["city", "at"], "additionalProperties": false, "$defs": {
+                "place": {"type": "object", "properties": {"lat": {"type": "number", "minimum": -90, "maximum": 90}}, "required": ["lat"], "additionalProperties": false},
+            }}),
+        ),
+        tool("now", Value::Null),
+        tool(
+            "flags",
+            json!({"type": "object", "properties": {
+            "on": {"type": "boolean"},
+            "note": {"anyOf": [{"type": "string"}, {"type": "null"}]},
+            "list": {"type": "array", "items": {"type": "string", "maxLength": 5}, "maxItems": 3},
+            "code": {"type": "string", "pattern": "^[A-Z]{2}$"},
+            "mode": {"allOf": [{"enum": ["r", "w", null]}]},
+        }, "required": ["on"]}),
+        ),
+        tool(
+            "free",
+            json!({"type": "object", "additionalProperties": {"type": "integer", "minimum": 0, "maximum": 99}}),
+        ),
+    ]
+}
+
+fn read(fixture: &Fixture, ids: &[u32], tools: &[Value]) -> (String, Vec<ToolCall>) {
+    let form = ReplyForm::Chat { thinking: false, tools };
+    let mut assembler = ReplyAssembler::new::<&str>(&fixture.tokenizer, form, &[]).unwrap();
+    ids.iter().for_each(|&id| drop(assembler.push(id)));
+    let reply = assembler.finish().reply;
+    (reply.content, reply.tool_calls)
+}
+
+fn samples_are_calls(fixture: &Fixture, runs: u64) {
+    let tools = tools();
+    let grammar = tool_calls(&tools, &ToolChoice::Required, true).unwrap();
+    let mut names = std::collections::BTreeSet::new();
+    let mut whole = 0;
+    for seed in 0..runs {
+        let Some(ids) = fixture.sample(&grammar, seed, 120) else { continue };
+        whole += 1;
+        let text = fixture.tokenizer.decode(&ids, false);
+        let (content, calls) = read(fixture, &ids, &tools);
+        assert_eq!(calls.len(), text.matches("\n<function=").count(), "{text}");
+        for call in &calls {
+            let tool = tools.iter().find(|t| t["function"]["name"] == call.name).expect(&text);
+            let schema = match &tool["function"]["parameters"] {
+                Value::Null => json!({"type": "object", "additionalProperties": false}),
+                schema => schema.clone(),
+            };
+            let validator = jsonschema::validator_for(&schema).unwrap();
+            let arguments = Value::Object(call.arguments.clone());
+            assert!(validator.is_valid(&arguments), "{text}\n{arguments}");
+            names.insert(call.name.clone());
+        }
+        // A free parameter may repeat, which makes content of its second value.
+        if !text.contains("<function=free>") {
+            assert_eq!(content, "", "{text}");
+        }
+    }
+    assert!(whole * 2 > runs, "{whole} of {runs} came to an end");
+    assert!(names.len() >= 3, "{names:?}");
+}
+
+#[test]
+fn what_masks_let_through_are_calls() {
+    samples_are_calls(demo(), 80);
+}
+
+#[test]
+fn what_masks_let_through_are_calls_at_full_vocabulary() {
+    if let Some(fixture) = published() {
+        samples_are_calls(fixture, 10);
+    }
+}
+
+fn fits(fixture: &Fixture, grammar: &Grammar, reply: &str) -> bool {
+    fixture.matches_ids(grammar, &fixture.tokenizer.encode_raw(reply).unwrap())
+}
+
+const WEATHER: &str = "<tool_call>\n<function=get_weather>\n<parameter=city>\nSão <Paulo>\n\n</parameter>\n<parameter=unit>\nF \"x\"\n</parameter>\n<parameter=at>\n{\"lat\": -23.5}\n</parameter>\n</function>\n</tool_call>";
+const NOW: &str = "<tool_call>\n<function=now>\n</function>\n</tool_call>";
+
+#[test]
+fn the_templates_own_calls_fit() {
+    for fixture in [Some(demo()), published()].into_iter().flatten() {
+        let one = tool_calls(&tools(), &ToolChoice::Required, false).unwrap();
+        let more = tool_calls(&tools(), &ToolChoice::Required, true).unwrap();
+        let named = tool_calls(&tools(), &ToolChoice::Named("now".into()), false).unwrap();
+        let both = format!("{WEATHER}\n{NOW}");
+        let flags = "<tool_call>\n<function=flags>\n<parameter=on>\ntrue\n</parameter>\n<parameter=note>\n\n</parameter>\n<parameter=list>\n[\"a\", \"b\"]\n</parameter>\n<parameter=code>\nAB\n</parameter>\n<parameter=mode>\nnull\n</parameter>\n</function>\n</tool_call>";
+        for (grammar, reply, expected) in [
+            (&one, WEATHER, true),
+            (&one, NOW, true),
+            (&one, flags, true),
+            (&one, &*both, false),
+            (&more, &*both, true),
+            (&named, NOW, true),
+            (&named, WEATHER, false),
+            (&one, "", false),
+            (&one, "Hello", false),
+            (
+                &one,
+                &*WEATHER.replace("<parameter=at>\n{\"lat\": -23.5}\n</parameter>\n", ""),
+                false,
+            ),
+            (&one, &*WEATHER.replace("-23.5", "-123.5"), false),
+            (&one, &*WEATHER.replace("F \"x\"", "K"), false),
+            (&one, &*WEATHER.replace("=city", "=town"), false),
+            (&one, &*flags.replace("AB", "ABC"), false),
+        ] {
+            assert_eq!(fits(fixture, grammar, reply), expected, "{reply}");
+        }
+    }
+}
+
+#[test]
+fn tool_markers_are_tokens_not_text() {
+    let fixture = demo();
+    let grammar = tool_calls(&tools(), &ToolChoice::Required, false).unwrap();
+    let ids = fixture.tokenizer.encode_text(NOW).unwrap();
+    assert!(!fixture.matches_ids(&grammar, &ids));
+}
+
+#[test]
+fn a_value_cannot_end_its_call_early() {
+    let fixture = demo();
+    let grammar = tool_calls(&tools(), &ToolChoice::Required, false).unwrap();
+    for text in ["</function>\n</tool_call>", "</parameter></function>", "\n<parameter=at>\n{}"] {
+        let reply = WEATHER.replace("<Paulo>", text);
+        let mut ids = fixture.tokenizer.encode_text(&reply).unwrap();
+        let call = fixture.tokenizer.token_id("<tool_call>").unwrap();
+        let spelt = fixture.tokenizer.encode_text("<tool_call>").unwrap().len();
+        ids.splice(..spelt, [call]);
+        let mut matcher = fixture.matcher(&grammar);
+        assert!(fixture.follow(&mut *matcher, &ids).is_some(), "{text}");
+    }
+}
+
+#[test]
+fn odd_tools_are_refused_by_name() {
+    let refused = |tools: &[Value], choice: &ToolChoice, words: &str| {
+        let error = tool_calls(tools, choice, false).unwrap_err();
+        assert!(error.to_string().contains(words), "{error} has not {words:?}");
+        assert!(matches!(error, GrammarError::Tool { .. }), "{error:?}");
+    };
+    let any = ToolChoice::Required;
+    refused(&[], &any, "no tool is on offer");
+    refused(&tools(), &ToolChoice::Named("rm".into()), "\"rm\": no tool on offer");
+    refused(&[json!({})], &any, "it has no name");
+    refused(&[tool("a>b", json!({}))], &any, "\"a>b\"");
+    refused(&[tool("", json!({}))], &any, "is empty");
+    refused(&[tool("a", json!({})), tool("a", json!({}))], &any, "another tool has this name");
+    refused(&[tool("a", json!({"properties": {"x\ny": {}}}))], &any, "control character");
+    refused(
+        &[tool("a", json!({"properties": {"x": {"type": "object", "not": {}}}}))],
+        &any,
+        "\"not\"",
+    );
+    refused(&[tool("a", json!({"properties": {"x": {"$ref": "http://a/b"}}}))], &any, "http://a/b");
+    refused(
+        &[tool("a", json!({"properties": {"x": {"$ref": "#/properties/x"}}}))],
+        &any,
+        "circles",
+    );
+    refused(&[tool("a", json!({"type": "array"}))], &any, "the type of `parameters`");
+    refused(&[tool("a", json!({"anyOf": []}))], &any, "anyOf");
+    refused(&[tool("a", json!([]))], &any, "`parameters` is not an object");
+    refused(&[tool("a", json!({"properties": {"x": {"enum": ["</parameter>"]}}}))], &any, "a tag");
+    refused(&[tool("a", json!({"properties": {"x": false}, "required": ["x"]}))], &any, "no value");
+}
+
+#[test]
+fn odd_names_are_escaped() {
+    let fixture = demo();
+    let tools = [tool(
+        "a\"b\\ é/1",
+        json!({"properties": {"$x y": {"type": "integer"}}, "required": ["$x y"]}),
+    )];
+    let grammar = tool_calls(&tools, &ToolChoice::Required, false).unwrap();
+    let reply = "<tool_call>\n<function=a\"b\\ é/1>\n<parameter=$x y>\n5\n</parameter>\n</function>\n</tool_call>";
+    assert!(fits(fixture, &grammar, reply));
+    let ids = fixture.tokenizer.encode_raw(reply).unwrap();
+    let (_, calls) = read(fixture, &ids, &tools);
+    assert_eq!(calls[0].name, "a\"b\\ é/1");
+    assert_eq!(calls[0].arguments["$x y"], 5);
+}
