@@ -7,6 +7,7 @@ use calla_model::Shape;
 use calla_ops::{
     Batch, CacheSize, Draft, Drafts, Executor, Reference, Rows, Runner, Span, SpanKind,
 };
+use calla_testkit::weights::Formats;
 use common::*;
 
 const SIZE: CacheSize = CacheSize { pages: 8, slots: 6 };
@@ -14,7 +15,7 @@ const PAGES: [usize; 2] = [5, 2];
 
 fn executor(drafting: bool, isa: Isa) -> Executor<Cpu> {
     let shape = odd_shape();
-    let network = Random::new(1).network(&shape, &[affine(4, 64), affine(8, 32)]);
+    let network = calla_testkit::weights::network(&shape, Formats::Mixed, 1);
     assert!(network.mtp.is_some(), "the network has a draft layer");
     let runner = Executor::new(Cpu::with_isa(shape, SIZE, 2, isa).unwrap(), network);
     if drafting { runner.with_drafts().unwrap() } else { runner }
@@ -128,7 +129,7 @@ fn rejected_rows_leave_no_trace_and_drafts_do_not_change_logits() {
 #[test]
 fn the_reference_keeps_checkpoints_too() {
     let shape = Shape { layers: odd_shape().layers[..2].to_vec(), ..odd_shape() };
-    let network = Random::new(4).network(&shape, &[affine(4, 64)]);
+    let network = calla_testkit::weights::network(&shape, Formats::Mixed, 4);
     let ops = Reference::new(shape.clone(), SIZE).unwrap();
     let mut runner = Executor::new(ops, network).with_drafts().unwrap();
     let tokens = Random::new(5).tokens(64, &shape);
