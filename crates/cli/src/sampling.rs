@@ -55,12 +55,15 @@ fn over(args: &SamplingArgs, base: Sampling) -> Sampling {
         presence_penalty: args.presence_penalty.unwrap_or(base.presence_penalty),
         frequency_penalty: args.frequency_penalty.unwrap_or(base.frequency_penalty),
         seed: args.seed.unwrap_or(base.seed),
+        ..base
     }
 }
 
 /// Names where the value came from: a flag if it was given, else the checkpoint's file.
 fn blame(error: calla_engine::SamplingError, args: &SamplingArgs) -> anyhow::Error {
-    let calla_engine::SamplingError { name, value, min, max } = error;
+    let calla_engine::SamplingError::Range { name, value, min, max } = error else {
+        return error.into();
+    };
     let is_given = match name {
         "temperature" => args.temperature.is_some(),
         "top_k" => args.top_k.is_some(),

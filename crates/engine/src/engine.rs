@@ -12,7 +12,7 @@ use crate::sequence::{
 };
 use crate::step::{Arithmetic, StateOp, Step};
 use calla_model::shape::PAGE_TOKENS;
-use calla_ops::sample::{BadLogits, SamplingError, choose};
+use calla_ops::sample::{Allowed, ChooseError, SamplingError, choose};
 use calla_ops::{Batch, CacheSize, Rows, Span, SpanKind, StepError};
 use std::collections::VecDeque;
 
@@ -505,13 +505,14 @@ impl Engine {
     }
 
     /// Chooses the next token; says if and why the reply ends.
-    fn sample(&mut self, i: usize, logits: &[f32]) -> Result<Option<FinishReason>, BadLogits> {
+    fn sample(&mut self, i: usize, logits: &[f32]) -> Result<Option<FinishReason>, ChooseError> {
         let sequence = &mut self.running[i];
         let request = &sequence.request;
         if request.max_tokens == 0 {
             return Ok(Some(FinishReason::Length));
         }
-        let token = choose(logits, request.vocab_used, &request.sampling, &sequence.history)?;
+        let (sampling, history) = (&request.sampling, &sequence.history);
+        let token = choose(logits, request.vocab_used, sampling, history, Allowed::all())?;
         if request.stop_ids.contains(&token) {
             return Ok(Some(FinishReason::Stop));
         }
