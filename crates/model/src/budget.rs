@@ -215,6 +215,26 @@ pub fn kv_bytes(shape: &Shape, tokens: usize, element_bytes: usize) -> u64 {
     (tokens.div_ceil(PAGE_TOKENS) * PAGE_TOKENS) as u64 * kv_token_bytes(shape, element_bytes)
 }
 
+/// Bytes that drafting adds to the KV cache per token of context: the multi-token-prediction layer's keys and
+/// values. What it adds to a network that has no such layer, or does not draft, is nothing.
+#[must_use]
+pub fn draft_kv_token_bytes(shape: &Shape, element_bytes: usize) -> u64 {
+    (2 * shape.kv_dim() * element_bytes) as u64
+}
+
+/// Bytes that drafting adds to the KV cache of a sequence of `tokens`, in whole pages: as [`kv_bytes`].
+#[must_use]
+pub fn draft_kv_bytes(shape: &Shape, tokens: usize, element_bytes: usize) -> u64 {
+    (tokens.div_ceil(PAGE_TOKENS) * PAGE_TOKENS) as u64 * draft_kv_token_bytes(shape, element_bytes)
+}
+
+/// Bytes that drafting adds to one sequence's recurrent state and to each snapshot of it: the last hidden
+/// row, in f32.
+#[must_use]
+pub fn draft_state_bytes(shape: &Shape) -> u64 {
+    (shape.hidden * 4) as u64
+}
+
 /// Multiply-adds x 2 of one token at context `context`: matrix products, DeltaNet recurrence, attention.
 /// Prefill of n tokens costs the sum over its positions (without `lm_head`, which runs once).
 #[must_use]
@@ -283,6 +303,9 @@ mod tests {
         assert!((1.66e9..1.68e9).contains(&(weights as f64)), "{weights}");
         assert_eq!(kv_token_bytes(&shape, 2), 20_480);
         assert_eq!(recurrent_state_bytes(&shape, 2), 62_914_560 + 1_474_560);
+        // A tenth of the main model's ten attention layers, and a row of 2048.
+        assert_eq!(draft_kv_token_bytes(&shape, 2), 2_048);
+        assert_eq!(draft_state_bytes(&shape), 8_192);
         let flops = token_flops(&shape, &network, 0) as f64;
         assert!((5.5e9..6.2e9).contains(&flops), "{flops}");
     }
@@ -292,5 +315,6 @@ mod tests {
         let shape = Shape::demo();
         assert_eq!(kv_bytes(&shape, 1, 4), 64 * kv_token_bytes(&shape, 4));
         assert_eq!(kv_bytes(&shape, 0, 4), 0);
+        assert_eq!(draft_kv_bytes(&shape, 65, 4), 128 * draft_kv_token_bytes(&shape, 4));
     }
 }
