@@ -3,27 +3,36 @@
 use crate::GrammarError;
 use crate::error::plain_words;
 use crate::json_schema;
+use crate::lark;
 use crate::matcher::GrammarMatcher;
 use crate::vocabulary::Vocabulary;
 use calla_engine::structure::{Grammar, Matcher};
 use calla_text::Tokenizer;
 use llguidance::ParserFactory;
 use llguidance::api::{ParserLimits, TopLevelGrammar};
-use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::Arc;
+use llguidance::panic_utils::catch_unwind;
+use std::panic::AssertUnwindSafe;
+use std::sync::{Arc, OnceLock};
 use toktrie::InferenceCapabilities;
 
 /// Longest grammar, in bytes of its text.
 pub(crate) const TEXT_BYTES_MAX: usize = 1 << 20;
 /// Longest regular expression, in bytes.
 const REGEX_BYTES_MAX: usize = 64 << 10;
-/// Lines of a Lark grammar; a rule takes one, and rules may nest as deeply as there are rules.
-const LARK_LINES_MAX: usize = 10_000;
-/// Open brackets and negations of a Lark grammar, quoted or not.
-const LARK_DEPTH_MAX: usize = 1_000;
 /// Stack of a compilation. The library recurses over schemas, references, rules and brackets; the bounds
 /// above and those of [`json_schema`] keep it within this. Pages that are not reached take no memory.
 const STACK_BYTES: usize = 256 << 20;
+
+/// Sets of tokens that a mask takes as a whole where the lexer's state lets all of their texts through: white space,
+/// and what may stand in a JSON string, without and with the `<` that [`tool_calls`](crate::tool_calls)
+/// has to look at.
+const SLICES: [&str; 5] = [
+    r"[\x20\x0A\x0D\x09]+",
+    r#"[^"\\<\x00-\x1F\x7F]{1,10}"#,
+    r#"[^"\\<\x00-\x1F\x7F]{1,30}"#,
+    r#"[^"\\<\x00-\x1F\x7F]+"#,
+    r#"[^"\\\x00-\x1F\x7F]+"#,
+];
 
 /// Compiles grammars for one model. Cloning shares the vocabulary.
 #[derive(Clone)]
@@ -32,15 +41,21 @@ pub struct Compiler {
 }
 
 struct Shared {
+    tokenizer: Tokenizer,
+    len: usize,
+    eos: Vec<u32>,
+    /// What grammars are compiled against; made when the first one is.
+    tools: OnceLock<Result<Tools, GrammarError>>,
+}
+
+struct Tools {
     vocabulary: Arc<Vocabulary>,
     factory: ParserFactory,
 }
 
 impl std::fmt::Debug for Compiler {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Compiler")
-            .field("tokens", &self.shared.vocabulary.len)
-            .finish_non_exhaustive()
+        f.debug_struct("Compiler").field("tokens", &self.shared.len).finish_non_exhaustive()
     }
 }
 
@@ -63,6 +78,9 @@ impl Compiler {
     /// A compiler for the tokens `0..vocab_used` of a tokenizer; those from there on are never allowed.
     /// `eos_ids` are the tokens that end a reply.
     ///
+    /// This costs nothing yet: the trie over the tokens, seconds of work for a full vocabulary, is made by
+    /// the first [`compile`](Self::compile), or by [`prepare`](Self::prepare).
+    ///
     /// # Errors
     /// [`GrammarError::Vocabulary`] if there are no tokens, too many, or an `eos_ids` outside of them.
     pub fn new(
@@ -70,19 +88,23 @@ impl Compiler {
         vocab_used: usize,
         eos_ids: &[u32],
     ) -> Result<Compiler, GrammarError> {
-        let build = || {
-            let vocabulary = Arc::new(Vocabulary::new(tokenizer, vocab_used, eos_ids)?);
-            let mut factory = ParserFactory::new(
-                &vocabulary.env,
-                InferenceCapabilities::default(),
-                &llguidance::earley::SlicedBiasComputer::json_slices(),
-            )
-            .map_err(|error| GrammarError::Vocabulary(plain_words(&error.to_string())))?;
-            factory.quiet();
-            *factory.limits_mut() = limits();
-            Ok(Compiler { shared: Arc::new(Shared { vocabulary, factory }) })
+        Vocabulary::check(vocab_used, eos_ids)?;
+        let shared = Shared {
+            tokenizer: tokenizer.clone(),
+            len: vocab_used,
+            eos: eos_ids.to_vec(),
+            tools: OnceLock::new(),
         };
-        guard(build)
+        Ok(Compiler { shared: Arc::new(shared) })
+    }
+
+    /// Makes what all grammars share, so that the first one need not wait for it. Belongs on a thread that no
+    /// reply waits for; a second call costs nothing.
+    ///
+    /// # Errors
+    /// [`GrammarError::Internal`] if the library fails on this vocabulary; each later call then does.
+    pub fn prepare(&self) -> Result<(), GrammarError> {
+        self.shared.tools().map(|_| ())
     }
 
     /// Compiles a grammar. Takes milliseconds as a rule, so belongs on a thread that no reply waits for.
@@ -90,10 +112,32 @@ impl Compiler {
     /// # Errors
     /// If the grammar is malformed, cannot be enforced, or is over a bound; the message says which.
     pub fn compile(&self, grammar: &Grammar) -> Result<Box<dyn Matcher>, GrammarError> {
-        on_large_stack(|| self.compile_here(grammar))
+        let tools = self.shared.tools()?;
+        on_large_stack(|| tools.compile(grammar))
+    }
+}
+
+impl Shared {
+    fn tools(&self) -> Result<&Tools, GrammarError> {
+        let made =
+            self.tools.get_or_init(|| guard(|| Tools::new(&self.tokenizer, self.len, &self.eos)));
+        made.as_ref().map_err(Clone::clone)
+    }
+}
+
+impl Tools {
+    fn new(tokenizer: &Tokenizer, len: usize, eos: &[u32]) -> Result<Tools, GrammarError> {
+        let vocabulary = Arc::new(Vocabulary::new(tokenizer, len, eos));
+        let slices: Vec<String> = SLICES.iter().map(|&slice| slice.to_owned()).collect();
+        let mut factory =
+            ParserFactory::new(&vocabulary.env, InferenceCapabilities::default(), &slices)
+                .map_err(|error| GrammarError::Vocabulary(plain_words(&error.to_string())))?;
+        factory.quiet();
+        *factory.limits_mut() = limits();
+        Ok(Tools { vocabulary, factory })
     }
 
-    fn compile_here(&self, grammar: &Grammar) -> Result<Box<dyn Matcher>, GrammarError> {
+    fn compile(&self, grammar: &Grammar) -> Result<Box<dyn Matcher>, GrammarError> {
         let top = match grammar {
             Grammar::JsonSchema(text) => {
                 bound("the schema's size in bytes", text.len(), TEXT_BYTES_MAX)?;
@@ -111,13 +155,10 @@ impl Compiler {
                 }
                 TopLevelGrammar::from_regex(without_anchors(regex))
             }
-            Grammar::Lark(text) => {
-                bound_lark(text)?;
-                TopLevelGrammar::from_lark(text.clone())
-            }
+            Grammar::Lark(text) => TopLevelGrammar::from_lark(lark::close(text)?),
         };
-        let Shared { vocabulary, factory } = &*self.shared;
-        let parser = factory
+        let parser = self
+            .factory
             .create_parser(top)
             .map_err(|error| GrammarError::Refused(plain_words(&format!("{error:#}"))))?;
         let matcher = llguidance::Matcher::new(Ok(parser));
@@ -125,7 +166,7 @@ impl Compiler {
             return Err(GrammarError::Refused(plain_words(&words)));
         }
         let markers = matches!(grammar, Grammar::Lark(_));
-        Ok(Box::new(GrammarMatcher::new(matcher, Arc::clone(vocabulary), markers)))
+        Ok(Box::new(GrammarMatcher::new(matcher, Arc::clone(&self.vocabulary), markers)))
     }
 }
 
@@ -145,29 +186,6 @@ fn without_anchors(regex: &str) -> &str {
     }
 }
 
-/// Bounds what the library follows by recursion. Quotes are not looked at, so that a quoted bracket counts as
-/// one: a bound that cannot be talked around is worth more than one that is exact.
-fn bound_lark(text: &str) -> Result<(), GrammarError> {
-    bound("the grammar's size in bytes", text.len(), TEXT_BYTES_MAX)?;
-    bound("the grammar's number of lines", text.lines().count(), LARK_LINES_MAX)?;
-    let (mut depth, mut deepest, mut negations) = (0usize, 0, 0);
-    for byte in text.bytes() {
-        match byte {
-            b'(' | b'[' | b'{' => depth += 1,
-            b')' | b']' | b'}' => depth = depth.saturating_sub(1),
-            b'~' => negations += 1,
-            b'\n' => negations = 0,
-            _ => {}
-        }
-        deepest = deepest.max(depth + negations);
-    }
-    bound("the grammar's depth of brackets and `~`", deepest, LARK_DEPTH_MAX)?;
-    if text.contains("allow_invalid_utf8") {
-        return Err(GrammarError::Refused("replies are UTF-8: remove allow_invalid_utf8".into()));
-    }
-    Ok(())
-}
-
 /// Runs a compilation with the stack that its bounds are made for.
 fn on_large_stack<T: Send>(
     call: impl FnOnce() -> Result<T, GrammarError> + Send,
@@ -183,11 +201,31 @@ fn on_large_stack<T: Send>(
 }
 
 /// A panic of the library becomes an error. What it leaves half done is dropped with the call: the
-/// vocabulary is only read, and the factory's counters are atomic.
+/// vocabulary is only read, and the factory's counters are atomic. The library's `catch_unwind` and not that
+/// of std, because it keeps the program's panic hook from reporting what is caught here.
 fn guard<T>(call: impl FnOnce() -> Result<T, GrammarError>) -> Result<T, GrammarError> {
-    catch_unwind(AssertUnwindSafe(call)).unwrap_or_else(|panic| {
-        let words = panic.downcast_ref::<String>().map(String::as_str);
-        let words = words.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("no reason");
-        Err(GrammarError::Internal(plain_words(words)))
-    })
+    catch_unwind(AssertUnwindSafe(|| Ok(call())))
+        .unwrap_or_else(|error| Err(GrammarError::Internal(plain_words(&error.to_string()))))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    #[test]
+    fn panics_are_errors_and_the_programs_hook_stays() {
+        static SEEN: AtomicUsize = AtomicUsize::new(0);
+        std::panic::set_hook(Box::new(|_| {
+            SEEN.fetch_add(1, Ordering::Relaxed);
+        }));
+        for _ in 0..2 {
+            let error = on_large_stack(|| -> Result<(), _> { panic!("out of {}", "luck") });
+            let words = "the compiler cannot deal with it (out of luck)";
+            assert_eq!(error, Err(GrammarError::Internal(words.into())));
+        }
+        assert_eq!(SEEN.load(Ordering::Relaxed), 0);
+        assert!(std::panic::catch_unwind(|| panic!("a bug")).is_err());
+        assert_eq!(SEEN.load(Ordering::Relaxed), 1);
+    }
 }

@@ -56,14 +56,46 @@ pub enum GrammarError {
     Internal(String),
 }
 
-/// First line of what the library says, without what it adds for its developers.
+/// What the library says, without what it adds for its developers: backtraces, and the lines of the grammar around the
+/// place, which for a tool call the user has not written.
 pub(crate) fn plain_words(words: &str) -> String {
     const BYTES_MAX: usize = 400;
-    let words = words.split("\n<").next().unwrap_or_default().trim();
-    let mut plain: String = words.split_whitespace().collect::<Vec<_>>().join(" ");
+    let words = words.split("\n<").next().unwrap_or_default();
+    let lines = words.lines().map(str::trim).filter(|line| !is_excerpt(line));
+    let mut plain: String = lines.flat_map(str::split_whitespace).collect::<Vec<_>>().join(" ");
+    if let Some(reason) = plain.strip_prefix("panic: ") {
+        plain = format!("the compiler cannot deal with it ({reason})");
+    }
     if plain.len() > BYTES_MAX {
         plain.truncate(plain.floor_char_boundary(BYTES_MAX));
         plain.push_str("...");
     }
     plain
+}
+
+/// `12 | start: a`, or a line of `^` below one.
+fn is_excerpt(line: &str) -> bool {
+    let numbered =
+        line.split_once('|').is_some_and(|(number, _)| number.trim().parse::<u32>().is_ok());
+    numbered || (!line.is_empty() && line.chars().all(|c| c == '^'))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn words_are_for_users() {
+        for (words, plain) in [
+            (
+                "at 3(4): unknown name: \"a\"\n  2 | b: c\n  3 | start: a\n      ^",
+                "at 3(4): unknown name: \"a\"",
+            ),
+            ("panic: overflow\n<backtrace>\n 0: x", "the compiler cannot deal with it (overflow)"),
+            ("a  b\nc", "a b c"),
+        ] {
+            assert_eq!(plain_words(words), plain);
+        }
+        assert_eq!(plain_words(&"é".repeat(500)).len(), 403);
+    }
 }

@@ -25,6 +25,8 @@ const MEMBERS_MAX: usize = 1_000;
 const ITEMS_MAX: u64 = 10_000;
 /// Largest bound on a string's length.
 const LENGTH_MAX: u64 = 100_000;
+/// Where bounds on numbers end: 2^63.
+const NUMBER_END: f64 = 9_223_372_036_854_775_808.0;
 /// Schemas that all intersections together may unfold into.
 const UNFOLDED_MAX: u64 = 500_000;
 
@@ -100,12 +102,21 @@ pub(crate) fn close(schema: &Value, root: &Value) -> Result<Value, GrammarError>
         Value::Bool(true) => Map::new(),
         _ => return Err(GrammarError::InvalidSchema("`false` allows no value at all".into())),
     };
-    let mut unfolding = Unfolding { definitions: &definitions, known: HashMap::new(), spent: 0 };
+    let mut unfolding = Unfolding {
+        definitions: &definitions,
+        known: HashMap::new(),
+        spent: 0,
+        step: Some(Step { coefficient: 1, exponent: 0 }),
+    };
     unfolding.charge(&closed)?;
     for definition in definitions.values() {
         if let Value::Object(definition) = definition {
             unfolding.charge(definition)?;
         }
+    }
+    if unfolding.spent > 0 && unfolding.step.is_none() {
+        let words = "in a schema with intersections, the values of \"multipleOf\" have too large a common multiple";
+        return Err(invalid("#", words));
     }
     closed.insert("$defs".into(), definitions.into());
     let options = json!({"whitespace_flexible": true, "whitespace_pattern": WHITE_SPACE});
@@ -182,8 +193,7 @@ impl Closer<'_> {
                 Ok::<Value, GrammarError>(value)
             };
             let value = if PLAIN.contains(&word) || PLAIN_NUMBERS.contains(&word) {
-                check_plain(word, value, place)?;
-                value.clone()
+                checked(word, value, place)?
             } else if LIST.contains(&word) || (word == "items" && value.is_array()) {
                 let Some(members) = value.as_array() else {
                     return Err(invalid(place, &format!("{word:?} is not a list")));
@@ -234,30 +244,106 @@ impl Closer<'_> {
     }
 }
 
-fn check_plain(keyword: &str, value: &Value, place: &str) -> Result<(), GrammarError> {
-    let most = match keyword {
-        "minItems" | "maxItems" | "minProperties" | "maxProperties" => ITEMS_MAX,
-        "minLength" | "maxLength" => LENGTH_MAX,
+/// The value of a plain keyword, checked as far as the compiler does not do it well.
+fn checked(keyword: &str, value: &Value, place: &str) -> Result<Value, GrammarError> {
+    let (most, what) = match keyword {
+        "minItems" | "maxItems" | "minProperties" | "maxProperties" => {
+            (ITEMS_MAX, "a bound on a count")
+        }
+        "minLength" | "maxLength" => (LENGTH_MAX, "a bound on a length"),
         "enum" => {
             let Some(values) = value.as_array().filter(|values| !values.is_empty()) else {
                 return Err(invalid(place, "\"enum\" is not a list of at least one value"));
             };
-            return bound("the number of values of an enumeration", values.len(), ENUM_MAX);
+            bound("the number of values of an enumeration", values.len(), ENUM_MAX)?;
+            return Ok(value.clone());
         }
         "required" => {
             let count = value.as_array().map_or(0, Vec::len);
-            return bound("the number of required properties", count, PROPERTIES_MAX);
+            bound("the number of required properties", count, PROPERTIES_MAX)?;
+            return Ok(value.clone());
         }
-        _ => return Ok(()),
+        "minimum" | "maximum" | "exclusiveMinimum" | "exclusiveMaximum" => {
+            // Draft 4 has boolean ones. The compiler counts in i64.
+            return match value.as_f64() {
+                Some(number) if number.abs() >= NUMBER_END => Err(invalid(
+                    place,
+                    &format!("{keyword:?} is {number:e}; bounds on numbers lie within 2^63"),
+                )),
+                None if !value.is_boolean() => {
+                    Err(invalid(place, &format!("{keyword:?} is not a number")))
+                }
+                _ => Ok(value.clone()),
+            };
+        }
+        "multipleOf" => {
+            let step = value.as_f64().and_then(Step::new).filter(Step::fits);
+            return match step {
+                Some(_) => Ok(value.clone()),
+                None => Err(invalid(
+                    place,
+                    "\"multipleOf\" is not a number above 0 of at most six digits",
+                )),
+            };
+        }
+        _ => return Ok(value.clone()),
     };
-    // 3.0 is an integer to JSON Schema, but not to the compiler, which then says so.
-    match value.as_u64() {
-        Some(value) if value > most => Err(GrammarError::TooLarge {
-            what: if most == LENGTH_MAX { "a bound on a length" } else { "a bound on a count" },
-            value: usize::try_from(value).unwrap_or(usize::MAX),
+    // 3.0 is an integer to JSON Schema, but not to the compiler.
+    let number = value.as_u64().or_else(|| {
+        value
+            .as_f64()
+            .filter(|n| n.fract() == 0.0 && (0.0..NUMBER_END).contains(n))
+            .map(|n| n as u64)
+    });
+    match number {
+        Some(number) if number > most => Err(GrammarError::TooLarge {
+            what,
+            value: usize::try_from(number).unwrap_or(usize::MAX),
             bound: most as usize,
         }),
-        _ => Ok(()),
+        Some(number) => Ok(number.into()),
+        None => Err(invalid(place, &format!("{keyword:?} is not a whole number from 0 up"))),
+    }
+}
+
+/// A value of `multipleOf`: `coefficient / 10^exponent`.
+#[derive(Clone, Copy)]
+struct Step {
+    coefficient: u64,
+    exponent: u32,
+}
+
+impl Step {
+    /// `None` if it is not above 0, or has too many digits.
+    fn new(value: f64) -> Option<Step> {
+        let mut value = value;
+        let mut exponent = 0;
+        while value.fract() != 0.0 && exponent < 6 {
+            value *= 10.0;
+            exponent += 1;
+        }
+        let whole = value.fract() == 0.0 && (1.0..1e6).contains(&value);
+        whole.then_some(Step { coefficient: value as u64, exponent })
+    }
+
+    /// Whether the compiler, which divides in u32 and does not look for overflow, gets it right.
+    fn fits(&self) -> bool {
+        let scale = 10u64.pow(self.exponent);
+        let most = u64::from(u32::MAX);
+        self.coefficient * 10 + 9 * scale <= most && self.coefficient * scale <= most
+    }
+
+    /// The least common multiple, if the compiler gets it right.
+    fn joined(self, other: Step) -> Option<Step> {
+        let exponent = self.exponent.max(other.exponent);
+        let scaled = |step: Step| step.coefficient.checked_mul(10u64.pow(exponent - step.exponent));
+        let (a, b) = (scaled(self)?, scaled(other)?);
+        let product = a.checked_mul(b).filter(|&product| product <= u64::from(u32::MAX))?;
+        let (mut divisor, mut rest) = (a, b);
+        while rest > 0 {
+            (divisor, rest) = (rest, divisor % rest);
+        }
+        Some(Step { coefficient: product / divisor, exponent }).filter(Step::fits)
     }
 }
 
@@ -268,6 +354,9 @@ struct Unfolding<'a> {
     /// By definition; `None` while it is being measured.
     known: HashMap<&'a str, Option<Measure>>,
     spent: u64,
+    /// Common multiple of all `multipleOf`: what an intersection may have to count by. `None` if the compiler
+    /// cannot.
+    step: Option<Step>,
 }
 
 /// Alternatives of a schema, and schemas in it when written out.
@@ -296,6 +385,10 @@ impl<'a> Unfolding<'a> {
                 self.spent.saturating_add(measure(schema, self.definitions, &mut self.known).size);
             let spent = usize::try_from(self.spent).unwrap_or(usize::MAX);
             bound("the size of the schema's intersections", spent, UNFOLDED_MAX as usize)?;
+        }
+        if let Some(value) = schema.get("multipleOf") {
+            let step = value.as_f64().and_then(Step::new);
+            self.step = self.step.zip(step).and_then(|(all, step)| all.joined(step));
         }
         for (_, member) in members(schema) {
             self.charge(member)?;

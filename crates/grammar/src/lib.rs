@@ -31,6 +31,7 @@
 mod compiler;
 mod error;
 mod json_schema;
+mod lark;
 mod matcher;
 mod parameter_value;
 mod tool_calls;

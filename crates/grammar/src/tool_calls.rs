@@ -10,7 +10,7 @@ use crate::json_schema;
 use crate::parameter_value::{Forms, text_terminal};
 use calla_engine::structure::Grammar;
 use serde_json::{Map, Value};
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashMap};
 use std::fmt::Write as _;
 
 /// Which function has to be called.
@@ -26,13 +26,25 @@ pub enum ToolChoice {
 const NAME_BYTES_MAX: usize = 256;
 /// Parameters of one function.
 const PARAMETERS_MAX: usize = 1_000;
+/// Parameters of all functions: the compiler can number 65,000 symbols, and one parameter takes three.
+const PARAMETERS_SUM_MAX: usize = 10_000;
 /// Functions of one request.
 const TOOLS_MAX: usize = 1_000;
 
-/// A value that may be any text. It cannot hold what the parser of replies could take for its end.
-const ANY_TEXT: &str = r#"NO_TAGS: /(?s:.*)/ & ~(/(?s:.*)(<\/parameter>|<\/function>|<\/tool_call>)(?s:.*)/ | /((?s:.*)\n)?(<parameter=|<tool_call>)(?s:.*)/)
-ANY_TEXT: NO_TAGS "\n</parameter>\n"
+/// What values are written with. A bare text cannot hold what the parser of replies could take for its end.
+///
+/// `any_text` is a value with the line feed before it, cut into pieces that begin with a line feed or `<`
+/// and hold no other: so a tag of the format is the beginning of a piece, and within one nearly every token fits
+/// by one look at the lexer's state. `NO_TAGS`, one expression for the whole text, costs a walk over the vocabulary
+/// at each token, and stands where a length or a pattern has to hold too.
+const VALUES: &str = r#"END: "\n</parameter>\n"
+any_text: TEXT_LINE (TEXT_LINE | TEXT_REST)* END
+TEXT_LINE: /\n<?[^<\n]*/ & ~/\n(<\/parameter>|<\/function>|<\/tool_call>|<parameter=|<tool_call>)[^<\n]*/
+TEXT_REST: /<[^<\n]*/ & ~/(<\/parameter>|<\/function>|<\/tool_call>)[^<\n]*/
+NO_TAGS: /(?s:.*)/ & ~(/(?s:.*)(<\/parameter>|<\/function>|<\/tool_call>)(?s:.*)/ | /((?s:.*)\n)?(<parameter=|<tool_call>)(?s:.*)/)
 "#;
+/// Nesting of a tool, as deep as a request's JSON can be; what follows here recurses over it.
+const NESTING_MAX: usize = 128;
 /// Name of a parameter that the schema does not list.
 const EXTRA_KEY: &str = "/[A-Za-z_][A-Za-z0-9_.\\-]{0,63}/";
 
@@ -51,7 +63,7 @@ pub fn tool_calls(
     parallel: bool,
 ) -> Result<Grammar, GrammarError> {
     crate::compiler::bound("the number of tools", tools.len(), TOOLS_MAX)?;
-    let mut writer = Writer { text: String::new() };
+    let mut writer = Writer { text: String::new(), shared: HashMap::new(), parameters: 0 };
     let mut names = BTreeSet::new();
     let mut rules = Vec::new();
     for (index, tool) in tools.iter().enumerate() {
@@ -68,6 +80,9 @@ pub fn tool_calls(
             continue;
         }
         check_name(name).map_err(in_tool)?;
+        if !is_within(function, NESTING_MAX) {
+            return Err(in_tool(format!("it nests deeper than {NESTING_MAX} levels")));
+        }
         let parameters = function.get("parameters").or_else(|| function.get("input_schema"));
         writer.function(index, name, parameters.unwrap_or(&Value::Null)).map_err(|error| {
             match error {
@@ -95,68 +110,80 @@ pub fn tool_calls(
         "start: call{more}\ncall: <tool_call> \"\\n\" ({}) \"</function>\\n\" </tool_call>\n",
         rules.join(" | ")
     );
-    Ok(Grammar::Lark(head + ANY_TEXT + &writer.text))
+    Ok(Grammar::Lark(head + VALUES + &writer.text))
 }
 
 struct Writer {
     text: String,
+    /// Names of the rules and terminals of values, by what they say. Each `%json` brings a lexer of its own,
+    /// so that equal schemas must share one.
+    shared: HashMap<String, String>,
+    /// Parameters of all functions so far.
+    parameters: usize,
 }
 
 impl Writer {
     /// Adds the rule `fN` of a call, from `<function=` up to its last argument.
     fn function(&mut self, index: usize, name: &str, schema: &Value) -> Result<(), GrammarError> {
         let parameters = Parameters::new(schema)?;
+        self.parameters += parameters.listed.len();
+        let what = "the number of parameters of all tools";
+        crate::compiler::bound(what, self.parameters, PARAMETERS_SUM_MAX)?;
         let mut rule = format!("f{index}: {}", quoted(&format!("<function={name}>\n")));
-        let mut rules = String::new();
-        for (at, &(key, schema)) in parameters.listed.iter().enumerate() {
+        for &(key, schema) in &parameters.listed {
             let required = parameters.required.contains(key);
             if *schema == Value::Bool(false) && !required {
                 continue;
             }
-            let in_parameter =
-                |error: GrammarError| tool_error(format!("parameter {key:?}: {error}"));
             check_name(key).map_err(tool_error)?;
             let value = self
-                .value(&format!("f{index}_p{at}"), schema, parameters.root)
-                .map_err(in_parameter)?;
-            let open = quoted(&format!("<parameter={key}>\n"));
-            let _ = writeln!(rules, "f{index}_p{at}: {open} ({value})");
-            let _ = write!(rule, " f{index}_p{at}{}", if required { "" } else { "?" });
+                .value(schema, parameters.root)
+                .map_err(|error| tool_error(format!("parameter {key:?}: {error}")))?;
+            let open = quoted(&format!("<parameter={key}>{}", value.before()));
+            let argument = self.name("p", format!("{open} {}", value.name()));
+            let _ = write!(rule, " {argument}{}", if required { "" } else { "?" });
         }
         if let Some(schema) = parameters.extra {
-            let value = self.value(&format!("f{index}_x"), schema, parameters.root)?;
+            let value = self.value(schema, parameters.root)?;
             let listed: Vec<String> =
                 parameters.listed.iter().map(|(key, _)| quoted(key)).collect();
             let but = match listed.is_empty() {
                 true => String::new(),
                 false => format!(" & ~({})", listed.join(" | ")),
             };
-            let key = format!("F{index}_KEY");
-            let _ = writeln!(rules, "{key}: {EXTRA_KEY}{but}");
-            let _ = writeln!(rules, "F{index}_OPEN: \"<parameter=\" {key} \">\\n\"");
-            let _ = writeln!(rules, "f{index}_x: F{index}_OPEN ({value})");
-            let _ = write!(rule, " f{index}_x*");
+            let key = self.name("KEY", format!("{EXTRA_KEY}{but}"));
+            let close = quoted(&format!(">{}", value.before()));
+            let open = self.name("OPEN", format!("\"<parameter=\" {key} {close}"));
+            let argument = self.name("p", format!("{open} {}", value.name()));
+            let _ = write!(rule, " {argument}*");
         }
         let _ = writeln!(self.text, "{rule}");
-        self.text.push_str(&rules);
         Ok(())
     }
 
-    /// Adds what a value needs and returns its expression, closing tag included.
-    fn value(&mut self, rule: &str, schema: &Value, root: &Value) -> Result<String, GrammarError> {
+    /// The name of a rule or terminal with this body, which is added unless there is one already.
+    fn name(&mut self, prefix: &str, body: String) -> String {
+        let number = self.shared.len();
+        let name = self.shared.entry(body).or_insert_with_key(|body| {
+            let name = format!("{prefix}{number}");
+            let _ = writeln!(self.text, "{name}: {body}");
+            name
+        });
+        name.clone()
+    }
+
+    /// Adds what a value and its closing tag need.
+    fn value(&mut self, schema: &Value, root: &Value) -> Result<Written, GrammarError> {
         let forms = Forms::new(schema, root)?;
         if forms.is_any_text() {
-            return Ok("ANY_TEXT".into());
+            return Ok(Written::AnyText);
         }
         let mut options = Vec::new();
-        for (at, text) in forms.texts.iter().enumerate() {
-            let name = format!("{}_T{at}", rule.to_uppercase());
-            let _ = writeln!(self.text, "{name}_V: {}", text_terminal(text)?);
-            let _ = writeln!(self.text, "{name}: {name}_V \"\\n</parameter>\\n\"");
-            options.push(name);
+        for text in &forms.texts {
+            let text = self.name("TEXT", text_terminal(text)?);
+            options.push(self.name("VALUE", format!("{text} END")));
         }
         if !forms.literals.is_empty() {
-            let name = format!("{}_L", rule.to_uppercase());
             let mut literals = Vec::with_capacity(forms.literals.len());
             for literal in &forms.literals {
                 if ["</parameter>", "</function>", "</tool_call>", "<parameter=", "<tool_call>"]
@@ -170,8 +197,7 @@ impl Writer {
                 }
                 literals.push(quoted(&format!("{literal}\n</parameter>\n")));
             }
-            let _ = writeln!(self.text, "{name}: {}", literals.join(" | "));
-            options.push(name);
+            options.push(self.name("VALUE", literals.join(" | ")));
         }
         if !forms.json.is_empty() {
             let schema = match forms.json.len() {
@@ -179,12 +205,37 @@ impl Writer {
                 _ => serde_json::json!({ "anyOf": forms.json }),
             };
             let closed = json_schema::close(&schema, root)?;
-            let _ = writeln!(self.text, "{rule}_j: %json {closed}");
-            options.push(format!("{rule}_j \"\\n</parameter>\\n\""));
+            let json = self.name("j", format!("%json {closed}"));
+            options.push(format!("{json} END"));
         }
         match options.is_empty() {
             true => Err(tool_error("its schema allows no value".into())),
-            false => Ok(options.join(" | ")),
+            false => Ok(Written::As(self.name("v", options.join(" | ")))),
+        }
+    }
+}
+
+/// How a value is written.
+enum Written {
+    /// As `any_text`.
+    AnyText,
+    /// By the rule of this name, which begins behind the opening tag's line feed.
+    As(String),
+}
+
+impl Written {
+    fn name(&self) -> &str {
+        match self {
+            Written::AnyText => "any_text",
+            Written::As(name) => name,
+        }
+    }
+
+    /// What stands between the opening tag and the rule.
+    fn before(&self) -> &'static str {
+        match self {
+            Written::AnyText => "",
+            Written::As(_) => "\n",
         }
     }
 }
@@ -271,6 +322,15 @@ fn check_keywords(schema: &Map<String, Value>) -> Result<(), GrammarError> {
             Err(GrammarError::UnsupportedKeyword { keyword: keyword.clone(), place: "#".into() })
         }
         None => Ok(()),
+    }
+}
+
+fn is_within(value: &Value, levels: usize) -> bool {
+    let is_inner = |inner: &Value| levels > 0 && is_within(inner, levels - 1);
+    match value {
+        Value::Array(values) => values.iter().all(is_inner),
+        Value::Object(values) => values.values().all(is_inner),
+        _ => true,
     }
 }
 

@@ -22,11 +22,8 @@ pub(crate) struct Vocabulary {
 }
 
 impl Vocabulary {
-    pub(crate) fn new(
-        tokenizer: &Tokenizer,
-        len: usize,
-        eos: &[u32],
-    ) -> Result<Vocabulary, GrammarError> {
+    /// Whether tokens `0..len` of which `eos` end a reply can make a vocabulary.
+    pub(crate) fn check(len: usize, eos: &[u32]) -> Result<(), GrammarError> {
         let bad = |words: String| Err(GrammarError::Vocabulary(words));
         if len == 0 || len > TOKENS_MAX {
             return bad(format!("{len} tokens; from 1 to {TOKENS_MAX} are possible"));
@@ -34,9 +31,14 @@ impl Vocabulary {
         if eos.is_empty() {
             return bad("no token ends a reply".into());
         }
-        if let Some(id) = eos.iter().find(|&&id| id as usize >= len) {
-            return bad(format!("token {id} ends a reply, but there are {len} tokens"));
+        match eos.iter().find(|&&id| id as usize >= len) {
+            Some(id) => bad(format!("token {id} ends a reply, but there are {len} tokens")),
+            None => Ok(()),
         }
+    }
+
+    /// The vocabulary of what [`check`](Self::check) has let through.
+    pub(crate) fn new(tokenizer: &Tokenizer, len: usize, eos: &[u32]) -> Vocabulary {
         let mut eos = eos.to_vec();
         eos.sort_unstable();
         eos.dedup();
@@ -79,7 +81,7 @@ impl Vocabulary {
         let trie = TokTrie::from(&TokRxInfo::new(len as u32, eos[0]), &words).with_eos_tokens(&eos);
         // "Approximate" concerns only how forced text would be tokenised, which is left to the model.
         let env: TokEnv = Arc::new(ApproximateTokEnv::new(trie));
-        Ok(Vocabulary { env, len, eos, text, text_and_markers })
+        Vocabulary { env, len, eos, text, text_and_markers }
     }
 }
 

@@ -26,6 +26,7 @@ fn load(dir: &Path, vocab: impl Fn(&Tokenizer) -> usize) -> Fixture {
     let id = |token| tokenizer.token_id(token).unwrap();
     let eos = vec![id("<|im_end|>"), id("<|endoftext|>")];
     let compiler = Compiler::new(&tokenizer, vocab, &eos).unwrap();
+    compiler.prepare().unwrap();
     Fixture { tokenizer, compiler, eos, vocab }
 }
 
@@ -81,44 +82,46 @@ impl Fixture {
         self.follow(&mut *matcher, ids).is_none() && matcher.mask().unwrap().contains(self.eos[0])
     }
 
-    /// A reply drawn from masks; longer than `tokens` only as far as its end is far. Text that ends what is open is
-    /// preferred from there on, so that it comes to one.
-    pub(crate) fn sample(&self, grammar: &Grammar, seed: u64, tokens: usize) -> Option<Vec<u32>> {
+    /// A reply drawn from masks, or `None` if it comes to no end within four times `tokens`. Every token is one
+    /// that the mask allows; now and then, and mostly from `tokens` on, those are tried that spell one of `ends`, so
+    /// that what is open is closed before long.
+    pub(crate) fn sample(
+        &self,
+        grammar: &Grammar,
+        seed: u64,
+        tokens: usize,
+        ends: &[&str],
+    ) -> Option<Vec<u32>> {
         let mut rng = SmallRng::seed_from_u64(seed);
+        let ends: Vec<_> =
+            ends.iter().map(|text| self.tokenizer.encode_raw(text).unwrap()).collect();
         let mut matcher = self.matcher(grammar);
-        let mut ids = Vec::new();
+        let (mut ids, mut script) = (Vec::new(), Vec::new());
         for step in 0..tokens * 4 {
             let mask = matcher.mask().unwrap();
+            let late = step > tokens;
+            let ended = self.eos.iter().all(|&id| mask.contains(id));
+            assert_eq!(ended, self.eos.iter().any(|&id| mask.contains(id)));
             let allowed = self.allowed(&mask);
-            assert!(
-                !allowed.is_empty(),
-                "nothing may follow {:?}",
-                self.tokenizer.decode(&ids, false)
-            );
-            let ends = self.eos.iter().all(|&id| mask.contains(id));
-            assert_eq!(ends, self.eos.iter().any(|&id| mask.contains(id)));
-            if ends && (allowed.len() == self.eos.len() || step > tokens || rng.random_ratio(1, 8))
-            {
+            assert!(!allowed.is_empty(), "{:?}", self.tokenizer.decode(&ids, false));
+            let only_end = ended && allowed.len() == self.eos.len();
+            if only_end || (ended && (late || rng.random_ratio(1, 8))) {
                 return Some(ids);
             }
-            let texts: Vec<u32> =
-                allowed.iter().copied().filter(|t| !self.eos.contains(t)).collect();
-            let closing: Vec<u32> = texts
-                .iter()
-                .copied()
-                .filter(|&t| {
-                    let text = self.tokenizer.token(t).unwrap_or_default();
-                    text.starts_with(['"', '}', ']', '/', '>', 'Ċ', '<', ',', ':'])
-                        || "</parameter></function></tool_call>".contains(&text)
-                })
-                .collect();
-            let from = match closing.is_empty()
-                || rng.random_ratio(if step > tokens { 1 } else { 7 }, 10)
-            {
-                true => &texts,
-                false => &closing,
-            };
-            let id = from[rng.random_range(0..from.len())];
+            if script.is_empty() && rng.random_ratio(if late { 3 } else { 1 }, 4) {
+                script.clone_from(&ends[rng.random_range(0..ends.len())]);
+                script.reverse();
+            }
+            let next = script.pop().filter(|&id| mask.contains(id) && !self.eos.contains(&id));
+            let id = next.unwrap_or_else(|| {
+                script.clear();
+                loop {
+                    let id = allowed[rng.random_range(0..allowed.len())];
+                    if !self.eos.contains(&id) {
+                        break id;
+                    }
+                }
+            });
             matcher.accept(id).unwrap();
             ids.push(id);
         }

@@ -85,6 +85,7 @@ fn figures_at_full_vocabulary() {
     let Some(fixture) = published() else { return };
     let start = Instant::now();
     let compiler = Compiler::new(&fixture.tokenizer, fixture.vocab, &fixture.eos).unwrap();
+    compiler.prepare().unwrap();
     eprintln!("vocabulary of {}: {:?}", fixture.vocab, start.elapsed());
     drop(compiler);
     let schema = Grammar::JsonSchema(agent_schema().to_string());

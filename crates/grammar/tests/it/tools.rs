@@ -49,13 +49,27 @@ fn read(fixture: &Fixture, ids: &[u32], tools: &[Value]) -> (String, Vec<ToolCal
     (reply.content, reply.tool_calls)
 }
 
+/// What closes a value, a call or JSON, and what values may not hold.
+const CALL_ENDS: [&str; 10] = [
+    "\n</parameter>\n",
+    "\n</parameter>\n",
+    "</parameter>",
+    "</function>\n</tool_call>",
+    "\n<parameter=at>\n",
+    "<parameter=note>\n",
+    "\"",
+    "}",
+    "]",
+    "1",
+];
+
 fn samples_are_calls(fixture: &Fixture, runs: u64) {
     let tools = tools();
     let grammar = tool_calls(&tools, &ToolChoice::Required, true).unwrap();
     let mut names = std::collections::BTreeSet::new();
     let mut whole = 0;
     for seed in 0..runs {
-        let Some(ids) = fixture.sample(&grammar, seed, 120) else { continue };
+        let Some(ids) = fixture.sample(&grammar, seed, 60, &CALL_ENDS) else { continue };
         whole += 1;
         let text = fixture.tokenizer.decode(&ids, false);
         let (content, calls) = read(fixture, &ids, &tools);
