@@ -1,0 +1,25 @@
+//! Files of cached prefixes: recurrent states and KV pages that survive a restart.
+//!
+//! ```text
+//! DIR/v-HASH/version     what the files below depend on; HASH is its hash
+//! DIR/v-HASH/lock        locked by the process that uses the directory
+//! DIR/v-HASH/s-KEY.calla one snapshot: tokens, recurrent state, the last page if it is not full
+//! DIR/v-HASH/p-KEY.calla one full KV page, shared by all snapshots that start with its tokens
+//! DIR/v-HASH/t-N.tmp     a file that is being written
+//! ```
+//!
+//! A page's KEY is a hash over version, owner, name and all tokens from the start to the page's end: the same
+//! key has the same content, and an owner never meets another's files. Every file carries a checksum and
+//! gets its name when it is complete. Nothing in the directory is trusted: links are not followed, lengths
+//! are checked against the file and the caller's sizes before memory is taken, and what does not carry both
+//! a name and the mark of this crate is never removed.
+
+mod error;
+mod file;
+mod key;
+mod shelf;
+mod snapshot;
+mod store;
+
+pub use error::StoreError;
+pub use store::{Limits, Loaded, Put, Sizes, Store, Stored, StoredId};

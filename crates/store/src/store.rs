@@ -1,0 +1,619 @@
+//! The store: prefixes put, found and removed, under limits of size and age.
+
+use crate::StoreError;
+use crate::file::{self, Checked, Kind, ReadError, file_bytes};
+use crate::key::{self, Key};
+use crate::shelf::{Entry, Shelf};
+use crate::snapshot::Description;
+use std::collections::HashMap;
+use std::fs::{self, DirBuilder, File, TryLockError};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime};
+
+/// Longest name of an owner or of a prefix's group, in bytes.
+const NAME_BYTES_MAX: usize = 64 << 10;
+
+/// What the files may take.
+#[derive(Clone, Copy, Debug)]
+pub struct Limits {
+    /// Bytes of all files, those of other versions in the directory included.
+    pub bytes: u64,
+    /// Snapshots that were not used for longer are removed.
+    pub age: Duration,
+}
+
+/// Sizes of what is stored; files of other sizes are damaged.
+#[derive(Clone, Copy, Debug)]
+pub struct Sizes {
+    /// Bytes of a recurrent state.
+    pub state_bytes: usize,
+    /// Bytes of a full page; of the last one, most bytes.
+    pub page_bytes: usize,
+    /// Tokens of a full page; not 0.
+    pub page_tokens: usize,
+}
+
+impl Sizes {
+    /// Says what about a snapshot's file does not fit.
+    pub(crate) fn check(&self, description: &Description, body_len: u64) -> Result<(), String> {
+        if description.page_tokens as usize != self.page_tokens
+            || description.state_len != self.state_bytes as u64
+        {
+            return Err("the sizes are those of another network".into());
+        }
+        let partial = body_len.checked_sub(description.state_len);
+        let has_partial = !description.tokens.len().is_multiple_of(self.page_tokens);
+        let max = if has_partial { self.page_bytes as u64 } else { 0 };
+        if partial.is_none_or(|bytes| bytes > max || (has_partial && bytes == 0)) {
+            return Err(format!("a body of {body_len} bytes does not fit the description"));
+        }
+        Ok(())
+    }
+}
+
+/// Names a stored snapshot while the store is open; never used twice.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct StoredId(pub u64);
+
+/// A snapshot that can be had.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Stored {
+    /// Its name for [`Store::get`].
+    pub id: StoredId,
+    /// Whose it is.
+    pub owner: String,
+    /// The owner's name for the group it belongs to.
+    pub name: String,
+    /// Tokens from the start that the state has seen.
+    pub tokens: Vec<u32>,
+}
+
+/// A snapshot was stored.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Put {
+    /// The snapshot; if the same prefix was stored before, its old name.
+    pub id: StoredId,
+    /// Snapshots that are no longer stored, for size or age.
+    pub removed: Vec<StoredId>,
+}
+
+/// A snapshot as it was put.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Loaded {
+    /// The recurrent state.
+    pub state: Vec<u8>,
+    /// KV pages from the first one asked for, in order; the last may be partial.
+    pub pages: Vec<Vec<u8>>,
+}
+
+/// Files of cached prefixes in a directory, of one version. It locks the version's directory until dropped.
+///
+/// All calls block on the disk. Times are given, and not taken from a clock, except those of files.
+pub struct Store {
+    version: Key,
+    sizes: Sizes,
+    limits: Limits,
+    shelf: Shelf,
+    /// What the shelf's entries are, in the same order.
+    stored: Vec<Stored>,
+    others: Vec<Other>,
+    /// Removed snapshots that no answer has named yet.
+    unreported: Vec<StoredId>,
+    next_id: u64,
+    next_temporary: u64,
+    _lock: File,
+}
+
+/// Another version's directory, whose files count towards the limit.
+struct Other {
+    dir: PathBuf,
+    version: Key,
+    bytes: u64,
+    /// Last use of the snapshot to be removed first; none if another process uses the directory.
+    oldest: Option<SystemTime>,
+}
+
+impl Store {
+    /// Opens or makes the directory of a version under `dir`. `version` names all that the bytes of a state
+    /// depend on: checkpoint, arithmetic and their format. Removes what is damaged, too old or beyond the
+    /// limit, of other versions too.
+    ///
+    /// # Errors
+    /// [`StoreError::InUse`] if another process holds the version's directory; [`StoreError::Io`] or
+    /// [`StoreError::Blocked`] if it cannot be made or read.
+    pub fn open(
+        dir: &Path,
+        version: &str,
+        sizes: Sizes,
+        limits: Limits,
+        now: SystemTime,
+    ) -> Result<Self, StoreError> {
+        if sizes.page_tokens == 0 || sizes.page_tokens > u32::MAX as usize {
+            return Err(StoreError::Mismatch(format!("pages of {} tokens", sizes.page_tokens)));
+        }
+        let key = key::version(version);
+        let own = dir.join(key::version_name(&key));
+        make_private_dir(&own)?;
+        let lock = lock(&own)?;
+        let (shelf, descriptions) =
+            Shelf::scan(&own, &key, Some(sizes), now).map_err(StoreError::io("list", &own))?;
+        let mut store = Self {
+            version: key,
+            sizes,
+            limits,
+            shelf,
+            stored: Vec::new(),
+            others: Vec::new(),
+            unreported: Vec::new(),
+            next_id: 0,
+            next_temporary: 0,
+            _lock: lock,
+        };
+        for Description { owner, name, tokens, .. } in descriptions {
+            let id = store.new_id();
+            store.stored.push(Stored { id, owner, name, tokens });
+        }
+        store.write_version(version, now)?;
+        store.others = Other::all(dir, &key, now);
+        store.expire(None, now);
+        for other in &mut store.others {
+            while other.oldest.is_some_and(|used| is_older(used, limits.age, now)) {
+                other.remove_oldest(now);
+            }
+        }
+        store.make_room(0, None, now)?;
+        store.unreported.clear();
+        Ok(store)
+    }
+
+    /// All snapshots, in no order.
+    #[must_use]
+    pub fn stored(&self) -> &[Stored] {
+        &self.stored
+    }
+
+    /// Bytes of all snapshots and pages, those of other versions in the directory included.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        self.shelf.bytes() + self.others.iter().map(|other| other.bytes).sum::<u64>()
+    }
+
+    /// Indices of the full pages of a prefix that are not stored, which [`Store::put`] must be given. It
+    /// must be given the last page in any case if that is partial.
+    #[must_use]
+    pub fn missing_pages(&self, owner: &str, name: &str, tokens: &[u32]) -> Vec<usize> {
+        let root = key::root(&self.version, owner, name);
+        let (keys, _) = key::prefix(root, tokens, self.sizes.page_tokens);
+        (0..keys.len()).filter(|&i| !self.shelf.has_page(&keys[i])).collect()
+    }
+
+    /// Stores the state after `tokens`, which belongs to `owner` and their group `name`. `pages` are KV pages
+    /// by index: all that are not stored and, if partial, the last; more are ignored. Removes the snapshots
+    /// that were used least recently if the limit demands it.
+    ///
+    /// # Errors
+    /// [`StoreError::Mismatch`] if sizes are wrong or a page is neither stored nor given,
+    /// [`StoreError::TooLarge`], [`StoreError::Io`], [`StoreError::Blocked`]: then this snapshot is not stored.
+    pub fn put(
+        &mut self,
+        owner: &str,
+        name: &str,
+        tokens: &[u32],
+        state: &[u8],
+        pages: &[(usize, Vec<u8>)],
+        now: SystemTime,
+    ) -> Result<Put, StoreError> {
+        let description = Description {
+            version: self.version,
+            page_tokens: self.sizes.page_tokens as u32,
+            state_len: state.len() as u64,
+            owner: owner.to_owned(),
+            name: name.to_owned(),
+            tokens: tokens.to_owned(),
+        };
+        let root = key::root(&self.version, owner, name);
+        let (keys, key) = key::prefix(root, tokens, self.sizes.page_tokens);
+        let given: HashMap<usize, &[u8]> = pages.iter().map(|(i, page)| (*i, &page[..])).collect();
+        self.check(&description, &keys, &given)?;
+
+        // Held, so that making room does not remove them.
+        let mut held: Vec<Key> = Vec::with_capacity(keys.len());
+        held.extend(keys.iter().filter(|page| self.shelf.hold(page)));
+        let partial = given.get(&keys.len()).copied().unwrap_or_default();
+        let written = self.write_all(&description, &keys, &key, &mut held, state, &given, now);
+        if let Err(error) = written {
+            self.shelf.release(&held);
+            return Err(error);
+        }
+        let bytes = file_bytes(description.len(), state.len() + partial.len());
+        let id = if let Some(i) = self.shelf.entries.iter().position(|entry| entry.key == key) {
+            // The old entry has its own count of each page.
+            self.shelf.release(&held);
+            self.shelf.resize(i, bytes);
+            self.shelf.entries[i].last_use = now;
+            self.stored[i].id
+        } else {
+            let id = self.new_id();
+            self.shelf.add(Entry { key, pages: keys, bytes, last_use: now });
+            let Description { owner, name, tokens, .. } = description;
+            self.stored.push(Stored { id, owner, name, tokens });
+            id
+        };
+        Ok(Put { id, removed: std::mem::take(&mut self.unreported) })
+    }
+
+    /// Reads a snapshot and its pages from `first_page` on; the ones before are not read. Marks it as used.
+    ///
+    /// # Errors
+    /// [`StoreError::Damaged`] if it is not stored or any part read is not what was written: it and all
+    /// snapshots with a damaged page are removed. [`StoreError::Io`] if the system refuses: it stays.
+    pub fn get(
+        &mut self,
+        id: StoredId,
+        first_page: usize,
+        now: SystemTime,
+    ) -> Result<Loaded, StoreError> {
+        let Some(index) = self.index_of(id) else {
+            self.unreported.push(id);
+            let path = self.shelf.dir.clone();
+            return Err(self.damaged(path, "the prefix is no longer stored".into()));
+        };
+        let path = self.shelf.snapshot_path(&self.shelf.entries[index].key);
+        let (state, partial) = match self.read_snapshot(&path, index, now) {
+            Ok(read) => read,
+            Err(ReadError::Io(source)) => return Err(StoreError::io("read", &path)(source)),
+            Err(ReadError::Damaged(reason)) => {
+                self.discard(index);
+                return Err(self.damaged(path, reason));
+            }
+        };
+        let mut pages = Vec::new();
+        for i in first_page..self.shelf.entries[index].pages.len() {
+            let key = self.shelf.entries[index].pages[i];
+            let path = self.shelf.page_path(&key);
+            match self.read_page(&path, &key) {
+                Ok(page) => pages.push(page),
+                Err(ReadError::Io(source)) => return Err(StoreError::io("read", &path)(source)),
+                Err(ReadError::Damaged(reason)) => {
+                    while let Some(user) =
+                        self.shelf.entries.iter().position(|entry| entry.pages.contains(&key))
+                    {
+                        self.discard(user);
+                    }
+                    return Err(self.damaged(path, reason));
+                }
+            }
+        }
+        if !partial.is_empty() && first_page <= self.shelf.entries[index].pages.len() {
+            pages.push(partial);
+        }
+        self.shelf.entries[index].last_use = now;
+        Ok(Loaded { state, pages })
+    }
+
+    /// Removes a snapshot, and the pages that no other has. One that is not stored is no error.
+    ///
+    /// # Errors
+    /// [`StoreError::Io`] if the system refuses: it stays.
+    pub fn remove(&mut self, id: StoredId) -> Result<(), StoreError> {
+        let Some(index) = self.index_of(id) else { return Ok(()) };
+        self.take_out(index)
+    }
+
+    fn index_of(&self, id: StoredId) -> Option<usize> {
+        self.stored.iter().position(|stored| stored.id == id)
+    }
+
+    fn new_id(&mut self) -> StoredId {
+        self.next_id += 1;
+        StoredId(self.next_id - 1)
+    }
+
+    fn take_out(&mut self, index: usize) -> Result<(), StoreError> {
+        let path = self.shelf.snapshot_path(&self.shelf.entries[index].key);
+        self.shelf.remove(index).map_err(StoreError::io("remove", &path))?;
+        self.stored.swap_remove(index);
+        Ok(())
+    }
+
+    /// Takes out a snapshot that is no longer good, whether or not the system lets its file go.
+    fn discard(&mut self, index: usize) {
+        self.shelf.discard(index);
+        self.unreported.push(self.stored.swap_remove(index).id);
+    }
+
+    fn damaged(&mut self, path: PathBuf, reason: String) -> StoreError {
+        StoreError::Damaged { path, reason, removed: std::mem::take(&mut self.unreported) }
+    }
+
+    fn check(
+        &self,
+        description: &Description,
+        keys: &[Key],
+        given: &HashMap<usize, &[u8]>,
+    ) -> Result<(), StoreError> {
+        let mismatch = |what: String| Err(StoreError::Mismatch(what));
+        let Description { owner, name, tokens, state_len, .. } = description;
+        let Sizes { state_bytes, page_bytes, page_tokens } = self.sizes;
+        if *state_len != state_bytes as u64 {
+            return mismatch(format!(
+                "its state has {state_len} bytes but must have {state_bytes}"
+            ));
+        }
+        if owner.len().max(name.len()) > NAME_BYTES_MAX {
+            return mismatch(format!(
+                "owner and name may have at most {NAME_BYTES_MAX} bytes each"
+            ));
+        }
+        if description.len() as u64 > file::META_BYTES_MAX {
+            return mismatch(format!("{} tokens are too many for a file", tokens.len()));
+        }
+        let has_partial = !tokens.len().is_multiple_of(page_tokens);
+        for (i, key) in keys.iter().enumerate() {
+            match given.get(&i) {
+                None if !self.shelf.has_page(key) => {
+                    return mismatch(format!("page {i} is neither stored nor given"));
+                }
+                Some(page) if page.len() != page_bytes => {
+                    let len = page.len();
+                    return mismatch(format!(
+                        "page {i} has {len} bytes but must have {page_bytes}"
+                    ));
+                }
+                _ => {}
+            }
+        }
+        let last = keys.len();
+        let partial = given.get(&last).copied().unwrap_or_default();
+        if has_partial == partial.is_empty() || partial.len() > page_bytes {
+            let (least, most) = if has_partial { (1, page_bytes) } else { (0, 0) };
+            return mismatch(format!(
+                "the partial page {last} has {} bytes but must have from {least} to {most}",
+                partial.len()
+            ));
+        }
+        Ok(())
+    }
+
+    /// Makes room and writes the missing pages, which it adds to `held`, then the snapshot.
+    #[allow(clippy::too_many_arguments, reason = "the parts of one snapshot, used here only")]
+    fn write_all(
+        &mut self,
+        description: &Description,
+        keys: &[Key],
+        key: &Key,
+        held: &mut Vec<Key>,
+        state: &[u8],
+        given: &HashMap<usize, &[u8]>,
+        now: SystemTime,
+    ) -> Result<(), StoreError> {
+        let partial = given.get(&keys.len()).copied().unwrap_or_default();
+        let page_file = file_bytes(key.len(), self.sizes.page_bytes);
+        let snapshot_file = file_bytes(description.len(), state.len() + partial.len());
+        // Bytes that must fit together, whatever is removed.
+        let fixed: u64 = self.others.iter().filter(|o| o.oldest.is_none()).map(|o| o.bytes).sum();
+        let whole = snapshot_file + keys.len() as u64 * page_file;
+        if fixed + whole > self.limits.bytes {
+            let limit = self.limits.bytes.saturating_sub(fixed);
+            return Err(StoreError::TooLarge { bytes: whole, limit });
+        }
+        self.expire(Some(key), now);
+        let missing = keys.len() - held.len();
+        self.make_room(snapshot_file + missing as u64 * page_file, Some(key), now)?;
+        for (i, page) in keys.iter().enumerate() {
+            if self.shelf.has_page(page) {
+                continue;
+            }
+            let path = self.shelf.page_path(page);
+            let temporary = self.temporary();
+            file::write(&path, &temporary, Kind::Page, page, &[given[&i]], now)?;
+            self.shelf.add_page(*page, page_file);
+            held.push(*page);
+        }
+        let path = self.shelf.snapshot_path(key);
+        let temporary = self.temporary();
+        let meta = description.to_bytes();
+        file::write(&path, &temporary, Kind::Snapshot, &meta, &[state, partial], now)?;
+        file::sync_dir(&self.shelf.dir);
+        Ok(())
+    }
+
+    fn read_snapshot(
+        &self,
+        path: &Path,
+        index: usize,
+        now: SystemTime,
+    ) -> Result<(Vec<u8>, Vec<u8>), ReadError> {
+        let checked = Checked::open(path, Kind::Snapshot)?;
+        let Stored { owner, name, tokens, .. } = &self.stored[index];
+        let expected = Description {
+            version: self.version,
+            page_tokens: self.sizes.page_tokens as u32,
+            state_len: self.sizes.state_bytes as u64,
+            owner: owner.clone(),
+            name: name.clone(),
+            tokens: tokens.clone(),
+        };
+        if checked.meta != expected.to_bytes() {
+            return Err(ReadError::Damaged("the description is that of another prefix".into()));
+        }
+        self.sizes.check(&expected, checked.body_len).map_err(ReadError::Damaged)?;
+        checked.touch(now);
+        let mut state = checked.read_body()?;
+        let partial = state.split_off(self.sizes.state_bytes);
+        Ok((state, partial))
+    }
+
+    fn read_page(&self, path: &Path, key: &Key) -> Result<Vec<u8>, ReadError> {
+        let checked = Checked::open(path, Kind::Page)?;
+        if checked.meta != key || checked.body_len != self.sizes.page_bytes as u64 {
+            return Err(ReadError::Damaged("it is another page".into()));
+        }
+        checked.read_body()
+    }
+
+    /// A name in the version's directory that nothing has.
+    fn temporary(&mut self) -> PathBuf {
+        loop {
+            let path = self.shelf.dir.join(format!("t-{:016x}.tmp", self.next_temporary));
+            self.next_temporary += 1;
+            if fs::symlink_metadata(&path).is_err() {
+                return path;
+            }
+        }
+    }
+
+    /// Removes own snapshots that are too old. One that cannot be removed stays.
+    fn expire(&mut self, except: Option<&Key>, now: SystemTime) {
+        let age = self.limits.age;
+        for i in (0..self.stored.len()).rev() {
+            let entry = &self.shelf.entries[i];
+            if Some(&entry.key) != except && is_older(entry.last_use, age, now) {
+                let id = self.stored[i].id;
+                if self.take_out(i).is_ok() {
+                    self.unreported.push(id);
+                }
+            }
+        }
+    }
+
+    /// Removes the snapshots that were used least recently, of all versions, until `bytes` more fit.
+    fn make_room(
+        &mut self,
+        bytes: u64,
+        except: Option<&Key>,
+        now: SystemTime,
+    ) -> Result<(), StoreError> {
+        while self.bytes() + bytes > self.limits.bytes {
+            let own = self.shelf.oldest(except);
+            let own_used = own.map(|i| self.shelf.entries[i].last_use);
+            let others = self.others.iter_mut().filter(|other| other.oldest.is_some());
+            let other = others.min_by_key(|other| other.oldest);
+            match (own, other) {
+                (own, Some(other)) if own.is_none() || other.oldest < own_used => {
+                    other.remove_oldest(now);
+                }
+                (Some(own), _) => {
+                    let id = self.stored[own].id;
+                    self.take_out(own)?;
+                    self.unreported.push(id);
+                }
+                // Another process fills the directory with files of its version: they are for it to remove.
+                (None, _) if bytes == 0 => return Ok(()),
+                (None, _) => {
+                    return Err(StoreError::TooLarge { bytes, limit: self.limits.bytes });
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Writes the version's text, for people and for other versions of the program, unless it is there.
+    fn write_version(&mut self, version: &str, now: SystemTime) -> Result<(), StoreError> {
+        let path = self.shelf.dir.join("version");
+        let is_written = Checked::open(&path, Kind::Version)
+            .is_ok_and(|checked| checked.meta == version.as_bytes() && checked.body_len == 0);
+        if is_written {
+            return Ok(());
+        }
+        let temporary = self.temporary();
+        file::write(&path, &temporary, Kind::Version, version.as_bytes(), &[], now)
+    }
+}
+
+impl Other {
+    /// All other versions' directories under `dir`.
+    fn all(dir: &Path, own: &Key, now: SystemTime) -> Vec<Self> {
+        let Ok(items) = fs::read_dir(dir) else { return Vec::new() };
+        let mut others = Vec::new();
+        for item in items.flatten() {
+            let file_name = item.file_name();
+            let Some(version) = file_name.to_str().and_then(key::parse_version_name) else {
+                continue;
+            };
+            let is_dir = item.file_type().is_ok_and(|kind| kind.is_dir());
+            if version == *own || !is_dir || !has_version(&item.path(), &version) {
+                continue;
+            }
+            let mut other = Self { dir: item.path(), version, bytes: 0, oldest: None };
+            other.update(now);
+            others.push(other);
+        }
+        others
+    }
+
+    /// Looks at the directory again; a shelf only if no other process uses it.
+    fn update(&mut self, now: SystemTime) -> Option<(Shelf, File)> {
+        let lock = lock(&self.dir).ok();
+        let Ok((shelf, _)) = Shelf::scan(&self.dir, &self.version, None, now) else {
+            (self.bytes, self.oldest) = (0, None);
+            return None;
+        };
+        self.bytes = shelf.bytes();
+        self.oldest = None;
+        let lock = lock?;
+        self.oldest = shelf.oldest(None).map(|i| shelf.entries[i].last_use);
+        Some((shelf, lock))
+    }
+
+    /// Removes the snapshot that was used least recently. If that cannot be, `oldest` is none afterwards.
+    fn remove_oldest(&mut self, now: SystemTime) {
+        let Some((mut shelf, _lock)) = self.update(now) else { return };
+        let is_removed = shelf.oldest(None).is_some_and(|i| shelf.remove(i).is_ok());
+        self.bytes = shelf.bytes();
+        self.oldest = shelf.oldest(None).filter(|_| is_removed).map(|i| shelf.entries[i].last_use);
+    }
+}
+
+/// Whether a directory says that it is of this version.
+fn has_version(dir: &Path, version: &Key) -> bool {
+    Checked::open(&dir.join("version"), Kind::Version).is_ok_and(|checked| {
+        str::from_utf8(&checked.meta).is_ok_and(|text| key::version(text) == *version)
+    })
+}
+
+fn is_older(used: SystemTime, age: Duration, now: SystemTime) -> bool {
+    now.duration_since(used).is_ok_and(|unused| unused > age)
+}
+
+/// Makes a version's directory, which only its owner can read.
+fn make_private_dir(dir: &Path) -> Result<(), StoreError> {
+    let mut builder = DirBuilder::new();
+    builder.recursive(true);
+    #[cfg(unix)]
+    {
+        use std::os::unix::fs::DirBuilderExt;
+        builder.mode(0o700);
+    }
+    builder.create(dir).map_err(StoreError::io("make", dir))?;
+    let metadata = fs::symlink_metadata(dir).map_err(StoreError::io("look at", dir))?;
+    if !metadata.is_dir() {
+        return Err(StoreError::Blocked { path: dir.to_owned() });
+    }
+    #[cfg(unix)]
+    {
+        use std::os::unix::fs::PermissionsExt;
+        if metadata.permissions().mode() & 0o077 != 0 {
+            let private = fs::Permissions::from_mode(0o700);
+            fs::set_permissions(dir, private).map_err(StoreError::io("make private", dir))?;
+        }
+    }
+    Ok(())
+}
+
+/// Locks a version's directory. The system unlocks it when the process ends, however it ends.
+fn lock(dir: &Path) -> Result<File, StoreError> {
+    let path = dir.join("lock");
+    let is_regular = fs::symlink_metadata(&path).map_or(true, |metadata| metadata.is_file());
+    if !is_regular {
+        return Err(StoreError::Blocked { path });
+    }
+    let mut options = file::private();
+    let options = options.read(true).write(true).create(true).truncate(false);
+    let file = options.open(&path).map_err(StoreError::io("open", &path))?;
+    match file.try_lock() {
+        Ok(()) => Ok(file),
+        Err(TryLockError::WouldBlock) => Err(StoreError::InUse { dir: dir.to_owned() }),
+        Err(TryLockError::Error(error)) => Err(StoreError::io("lock", &path)(error)),
+    }
+}
