@@ -366,6 +366,22 @@ mod tests {
     }
 
     #[test]
+    fn slots_and_pages_take_what_the_budget_counts() {
+        use calla_model::budget::*;
+        for shape in [Shape::demo(), Shape::full(4)] {
+            let size = CacheSize { pages: 1, slots: 1 };
+            let mut cache = HostCache::new(&shape, size).unwrap();
+            let mut slot = recurrent_state_bytes(&shape, 4);
+            let mut page = kv_bytes(&shape, PAGE_TOKENS, 4);
+            assert_eq!((cache.slot_bytes() as u64, cache.page_bytes() as u64), (slot, page));
+            cache.add_drafting(&shape).unwrap();
+            slot += draft_state_bytes(&shape);
+            page += draft_kv_bytes(&shape, PAGE_TOKENS, 4);
+            assert_eq!((cache.slot_bytes() as u64, cache.page_bytes() as u64), (slot, page));
+        }
+    }
+
+    #[test]
     fn what_does_not_fit_is_an_error() {
         let shape = Shape::demo();
         let mut cache = HostCache::new(&shape, SIZE).unwrap();

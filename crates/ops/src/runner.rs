@@ -1,13 +1,12 @@
 //! What the engine drives: a loaded network that runs batches and returns logits.
 
 use crate::batch::Batch;
-use crate::cache::{CacheError, CacheSize, HostCache};
+use crate::cache::{CacheError, CacheSize, Entries, HostCache};
 use crate::draft::{Drafts, draft};
 use crate::forward::{forward, residual_stream};
 use crate::mtp::mtp_append;
 use crate::ops::Ops;
 use crate::tensor::Rows;
-use calla_model::network::Mtp;
 use calla_model::{LayerKind, Network, Shape};
 
 /// A network on a device. Object-safe: the engine does not care which.
@@ -159,11 +158,6 @@ impl<O: HostOps> Executor<O> {
         Ok(self)
     }
 
-    /// The draft layer, when drafting.
-    fn mtp(&self) -> Option<&Mtp<O::Parts>> {
-        self.ops.cache().hidden.as_ref().and(self.network.mtp.as_ref())
-    }
-
     /// Which attention layer of the cache is the draft layer's.
     fn draft_layer(&self) -> usize {
         self.ops.shape().layers_of(LayerKind::Attention)
@@ -171,23 +165,19 @@ impl<O: HostOps> Executor<O> {
 }
 
 /// Each row's predecessor: of a span's first the row that its slot keeps.
-fn predecessors(cache: &HostCache, h: &Rows, batch: &Batch) -> Rows {
+fn predecessors(kept: &Entries, h: &Rows, batch: &Batch) -> Rows {
     let mut previous = Rows::zeros(h.rows(), h.cols());
     for span in batch.spans() {
-        for row in span.rows.clone() {
-            let from = match (&cache.hidden, row == span.rows.start) {
-                (Some(kept), true) => kept.entry(span.slot),
-                _ => h.row(row - 1),
-            };
-            previous.row_mut(row).copy_from_slice(from);
+        previous.row_mut(span.rows.start).copy_from_slice(kept.entry(span.slot));
+        for row in span.rows.clone().skip(1) {
+            previous.row_mut(row).copy_from_slice(h.row(row - 1));
         }
     }
     previous
 }
 
 /// Keeps the last row of each span in its slot and the others in its checkpoints.
-fn keep_rows(cache: &mut HostCache, h: &Rows, batch: &Batch) {
-    let Some(kept) = &mut cache.hidden else { return };
+fn keep_rows(kept: &mut Entries, h: &Rows, batch: &Batch) {
     for span in batch.spans() {
         for (row, &slot) in span.rows.clone().zip(&span.checkpoints) {
             kept.entry_mut(slot).copy_from_slice(h.row(row));
@@ -221,19 +211,19 @@ where
     }
 
     fn step(&mut self, batch: &Batch) -> Result<Rows, StepError> {
-        if self.mtp().is_none() {
-            return Ok(forward(&mut self.ops, &self.network, batch, |_, _| {}));
-        }
         let layer = self.draft_layer();
         let (ops, network) = (&mut self.ops, &self.network);
+        let Some(mtp) = network.mtp.as_ref().filter(|_| ops.cache().hidden.is_some()) else {
+            return Ok(forward(ops, network, batch, |_, _| {}));
+        };
         let x = residual_stream(ops, network, batch, |_, _| {});
         // `lm_head` norms the rows that it needs; here all are needed, once.
         let h = ops.rms_norm(&x, &network.norm);
-        if let Some(mtp) = &network.mtp {
-            let previous = predecessors(ops.cache(), &h, batch);
+        if let Some(kept) = &mut ops.cache_mut().hidden {
+            let previous = predecessors(kept, &h, batch);
+            keep_rows(kept, &h, batch);
             mtp_append(ops, network, mtp, &previous, layer, batch);
         }
-        keep_rows(ops.cache_mut(), &h, batch);
         if batch.outputs().is_empty() {
             return Ok(Rows::zeros(0, ops.shape().vocab_size));
         }
@@ -242,7 +232,7 @@ where
     }
 
     fn can_draft(&self) -> bool {
-        self.mtp().is_some()
+        self.ops.cache().hidden.is_some() && self.network.mtp.is_some()
     }
 
     fn draft(&mut self, drafts: &Drafts) -> Result<Vec<Vec<u32>>, StepError> {

@@ -34,6 +34,8 @@ pub struct Suite {
     pub(crate) backend: MakeOps,
     composed: MakeOps,
     pub(crate) runner: MakeRunner,
+    /// Drafts where the network can.
+    pub(crate) drafting: MakeRunner,
     pub(crate) tolerance: Tolerance,
     pub(crate) longest: usize,
 }
@@ -186,12 +188,16 @@ impl Suite {
     where
         B: HostOps<Parts = CheckpointParts, Routing = Routing> + 'static,
     {
-        let (backend, composed) = (make.clone(), make.clone());
+        let (backend, composed, drafting) = (make.clone(), make.clone(), make.clone());
         Self {
             backend: Box::new(move |shape, cache| Box::new(backend(shape, cache))),
             composed: Box::new(move |shape, cache| Box::new(Composed(composed(shape, cache)))),
             runner: Box::new(move |shape, cache, network| {
-                Box::new(Executor { ops: make(shape, cache), network })
+                Box::new(Executor::new(make(shape, cache), network))
+            }),
+            drafting: Box::new(move |shape, cache, network| {
+                let runner = Executor::new(drafting(shape, cache), network).with_drafts();
+                Box::new(runner.unwrap_or_else(|e| panic!("{e}")))
             }),
             tolerance,
             longest: 300,
@@ -418,6 +424,16 @@ macro_rules! conformance_tests {
         #[test]
         fn a_cleared_slot_starts_anew() {
             $suite.clears_slots();
+        }
+
+        #[test]
+        fn rows_that_are_taken_back_leave_no_trace() {
+            $suite.keeps_checkpoints();
+        }
+
+        #[test]
+        fn drafts_are_those_of_the_draft_layer() {
+            $suite.drafts();
         }
 
         #[test]

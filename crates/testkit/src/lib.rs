@@ -15,6 +15,7 @@ pub mod operations;
 pub mod places;
 pub mod random;
 pub mod shapes;
+mod speculation;
 pub mod tolerance;
 pub mod weights;
 

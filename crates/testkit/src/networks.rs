@@ -53,7 +53,7 @@ impl Suite {
 
             let network = network(&model.shape, model.formats, model.seed);
             let ops = Reference::new(model.shape.clone(), schedule.cache).unwrap();
-            let expected = logits(&mut Executor { ops, network }, &schedule);
+            let expected = logits(&mut Executor::new(ops, network), &schedule);
 
             let mut summary = Summary::new(self.tolerance.sure_margin);
             for (actual, expected) in actual.iter().zip(expected) {

@@ -32,17 +32,38 @@ enum Fault {
     WeightsAreNotNormalised,
     /// The newest value of a sequence is lost.
     AppendLosesTheLastValue,
+    /// A checkpoint gets the recurrent state as it is a row later.
+    CheckpointsAreLate,
+    /// A checkpoint gets no convolution window.
+    CheckpointsLackTheWindow,
+    /// A checkpoint gets no hidden row for drafting.
+    CheckpointsLackTheHiddenRow,
+    /// No slot keeps the hidden row that drafts start from.
+    HiddenRowsAreNotKept,
+    /// Copying a slot leaves out the hidden row.
+    CopiesLackTheHiddenRow,
+    /// Copying a page leaves out the draft layer.
+    CopiesLackTheDraftLayer,
 }
 
 /// The reference with a fault.
 struct Sabotaged {
     inner: Reference,
     fault: Fault,
+    /// Checkpoints of the batch that runs.
+    checkpoints: Vec<usize>,
 }
 
 impl Sabotaged {
     fn has(&self, fault: Fault) -> bool {
         self.fault == fault
+    }
+
+    /// Undoes what a step kept in some slots to draft from.
+    fn forget_hidden_rows(&mut self, slots: impl IntoIterator<Item = usize>) {
+        if let Some(hidden) = &mut self.inner.cache_mut().hidden {
+            slots.into_iter().for_each(|slot| hidden.entry_mut(slot).fill(0.0));
+        }
     }
 }
 
@@ -64,6 +85,22 @@ impl HostOps for Sabotaged {
             self.inner.clear_slot(slot);
         }
     }
+
+    fn copy_slot(&mut self, from: usize, to: usize) {
+        self.inner.copy_slot(from, to);
+        if self.has(Fault::CopiesLackTheHiddenRow) {
+            self.forget_hidden_rows([to]);
+        }
+    }
+
+    fn copy_page(&mut self, from: usize, to: usize) {
+        let cache = self.inner.cache_mut();
+        let draft_layer = cache.attention.last().expect("the draft layer").clone();
+        self.inner.copy_page(from, to);
+        if self.has(Fault::CopiesLackTheDraftLayer) {
+            *self.inner.cache_mut().attention.last_mut().expect("the draft layer") = draft_layer;
+        }
+    }
 }
 
 impl Ops for Sabotaged {
@@ -80,6 +117,13 @@ impl Ops for Sabotaged {
     }
 
     fn select_rows(&mut self, x: &Rows, rows: &[usize]) -> Rows {
+        // The first operation after a step kept its rows.
+        if self.has(Fault::HiddenRowsAreNotKept) {
+            self.forget_hidden_rows(0..self.cache_size().slots);
+        }
+        if self.has(Fault::CheckpointsLackTheHiddenRow) {
+            self.forget_hidden_rows(self.checkpoints.clone());
+        }
         self.inner.select_rows(x, rows)
     }
 
@@ -107,7 +151,13 @@ impl Ops for Sabotaged {
         if self.has(Fault::ForgetsTheWindow) {
             self.inner.cache_mut().delta[layer].windows.fill(0.0);
         }
-        self.inner.conv_silu(qkv, taps, layer, batch)
+        let y = self.inner.conv_silu(qkv, taps, layer, batch);
+        if self.has(Fault::CheckpointsLackTheWindow) {
+            let windows = &mut self.inner.cache_mut().delta[layer].windows;
+            let checkpoints = batch.spans().iter().flat_map(|span| &span.checkpoints);
+            checkpoints.for_each(|&slot| windows.entry_mut(slot).fill(0.0));
+        }
+        y
     }
 
     fn delta_prep(
@@ -121,7 +171,16 @@ impl Ops for Sabotaged {
     }
 
     fn gated_delta(&mut self, terms: &DeltaTerms<Rows>, layer: usize, batch: &Batch) -> Rows {
-        self.inner.gated_delta(terms, layer, batch)
+        let o = self.inner.gated_delta(terms, layer, batch);
+        self.checkpoints = batch.spans().iter().flat_map(|span| span.checkpoints.clone()).collect();
+        if self.has(Fault::CheckpointsAreLate) {
+            let states = &mut self.inner.cache_mut().delta[layer].states;
+            for span in batch.spans() {
+                let later = span.checkpoints.iter().skip(1).chain([&span.slot]);
+                span.checkpoints.iter().zip(later).for_each(|(&to, &from)| states.copy(from, to));
+            }
+        }
+        o
     }
 
     fn gated_norm(&mut self, o: &Rows, z: &Rows, scale: &Vec<f32>) -> Rows {
@@ -215,6 +274,7 @@ fn suite(fault: Fault) -> Suite {
     let make = move |shape: &Shape, size| Sabotaged {
         inner: Reference::new(shape.clone(), size).unwrap(),
         fault,
+        checkpoints: vec![],
     };
     Suite::new(make, F32).longest(40)
 }
@@ -270,6 +330,28 @@ fn wrong_routing_is_found() {
     expect(&message, &["of equals", "rank"]);
     let message = failure(Fault::WeightsAreNotNormalised, Suite::chooses_experts);
     expect(&message, &["weight", "instead of"]);
+}
+
+#[test]
+fn checkpoints_that_lack_something_are_found() {
+    for fault in [
+        Fault::CheckpointsAreLate,
+        Fault::CheckpointsLackTheWindow,
+        Fault::CheckpointsLackTheHiddenRow,
+    ] {
+        let message = failure(fault, Suite::keeps_checkpoints);
+        expect(&message, &["2 decoded rows", "the state after row 0 is another", "seed 21"]);
+    }
+}
+
+#[test]
+fn drafts_from_wrong_state_are_found() {
+    let message = failure(Fault::HiddenRowsAreNotKept, Suite::drafts);
+    expect(&message, &["drafts are the reference's"]);
+    for fault in [Fault::CopiesLackTheHiddenRow, Fault::CopiesLackTheDraftLayer] {
+        let message = failure(fault, Suite::drafts);
+        expect(&message, &["a copy of slot and pages", "seed 21"]);
+    }
 }
 
 #[test]
