@@ -3,7 +3,7 @@
 mod common;
 
 use calla_cpu::{Cpu, Isa};
-use calla_model::Shape;
+use calla_model::{LayerKind, Shape};
 use calla_ops::{
     Batch, CacheSize, Draft, Drafts, Executor, Reference, Rows, Runner, Span, SpanKind,
 };
@@ -141,4 +141,17 @@ fn the_reference_keeps_checkpoints_too() {
     for row in 0..4 {
         assert!(slot(&mut runner, [4, 0, 2, 1][row]) == states[row], "state after row {row}");
     }
+}
+
+#[test]
+fn memory_that_is_not_there_is_an_error_of_the_backend_and_of_drafting() {
+    let absurd = CacheSize { pages: 1 << 50, slots: 1 };
+    let error = Cpu::new(odd_shape(), absurd, 1).err().expect("no machine has so much");
+    assert!(error.to_string().contains("cannot allocate"), "{error}");
+    // Only the draft layer has keys and values here.
+    let shape = Shape { layers: vec![LayerKind::DeltaNet], ..odd_shape() };
+    let network = calla_testkit::weights::network(&shape, Formats::Mixed, 1);
+    let runner = Executor::new(Cpu::new(shape, absurd, 1).unwrap(), network);
+    let error = runner.with_drafts().err().expect("no machine has so much");
+    assert!(error.to_string().contains("KV pages"), "{error}");
 }

@@ -240,10 +240,10 @@ impl HostCache {
     /// Replaces `out` by the bytes of a slot, little-endian.
     ///
     /// # Errors
-    /// If there is no such slot.
+    /// If there is no such slot, or not the memory for its bytes.
     pub fn read_slot(&mut self, slot: usize, out: &mut Vec<u8>) -> Result<(), CacheError> {
         check("slot", slot, self.size.slots)?;
-        out.resize(self.slot_bytes(), 0);
+        resize("slots", self.slot_bytes(), out)?;
         read(self.slot_parts(), slot, out);
         Ok(())
     }
@@ -262,10 +262,10 @@ impl HostCache {
     /// Replaces `out` by the bytes of a page, little-endian.
     ///
     /// # Errors
-    /// If there is no such page.
+    /// If there is no such page, or not the memory for its bytes.
     pub fn read_page(&mut self, page: usize, out: &mut Vec<u8>) -> Result<(), CacheError> {
         check("page", page, self.size.pages)?;
-        out.resize(self.page_bytes(), 0);
+        resize("KV pages", self.page_bytes(), out)?;
         read(self.page_parts(), page, out);
         Ok(())
     }
@@ -289,6 +289,15 @@ fn check(what: &'static str, index: usize, count: usize) -> Result<(), CacheErro
 fn check_len(what: &'static str, expected: usize, bytes: &[u8]) -> Result<(), CacheError> {
     let actual = bytes.len();
     if actual == expected { Ok(()) } else { Err(CacheError::Length { what, expected, actual }) }
+}
+
+/// Makes `out` hold one slot or page of `len` bytes.
+fn resize(what: &'static str, len: usize, out: &mut Vec<u8>) -> Result<(), CacheError> {
+    out.clear();
+    let reserved = out.try_reserve_exact(len);
+    reserved.map_err(|_| CacheError::Allocation { what, count: 1, bytes: len as u128 })?;
+    out.resize(len, 0);
+    Ok(())
 }
 
 fn read<'a>(parts: impl Iterator<Item = &'a mut Entries>, index: usize, out: &mut [u8]) {
@@ -399,12 +408,42 @@ mod tests {
         let plain = cache.slot_bytes();
         cache.add_drafting(&shape).unwrap();
         assert_eq!(cache.slot_bytes(), plain + 4 * shape.hidden);
+    }
 
-        for size in
-            [CacheSize { pages: usize::MAX, slots: 1 }, CacheSize { pages: 1 << 50, slots: 1 }]
-        {
-            let error = HostCache::new(&shape, size).unwrap_err();
+    /// Beyond what can be counted, and beyond what any machine has.
+    const ABSURD: [usize; 2] = [usize::MAX, 1 << 50];
+
+    #[test]
+    fn memory_that_is_not_there_is_an_error() {
+        let shape = Shape::demo();
+        for count in ABSURD {
+            for (what, size) in [
+                (PAGES, CacheSize { pages: count, slots: 1 }),
+                (SLOTS, CacheSize { pages: 1, slots: count }),
+            ] {
+                let error = HostCache::new(&shape, size).unwrap_err();
+                assert!(
+                    matches!(error, CacheError::Allocation { what: w, count: c, .. } if w == what && c == count),
+                    "{error}"
+                );
+                assert!(error.to_string().contains("ask for a shorter context"), "{error}");
+            }
+        }
+        let mut bytes = vec![];
+        let error = resize("slots", isize::MAX as usize, &mut bytes).unwrap_err();
+        assert!(matches!(error, CacheError::Allocation { what: "slots", count: 1, .. }), "{error}");
+    }
+
+    #[test]
+    fn drafting_that_does_not_fit_leaves_the_cache_as_it_was() {
+        // Without attention layers, pages take nothing before there is the draft layer's.
+        let layers = vec![LayerKind::DeltaNet];
+        let shape = Shape { layers, ..Shape::demo() };
+        for pages in ABSURD {
+            let mut cache = HostCache::new(&shape, CacheSize { pages, slots: 1 }).unwrap();
+            let error = cache.add_drafting(&shape).unwrap_err();
             assert!(matches!(error, CacheError::Allocation { what: PAGES, .. }), "{error}");
+            assert!(cache.attention.is_empty() && cache.hidden.is_none());
         }
     }
 }
