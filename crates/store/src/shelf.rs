@@ -51,6 +51,7 @@ impl Shelf {
         };
         let mut found = Vec::new();
         let mut page_files = HashMap::new();
+        let mut is_complete = true;
         for item in fs::read_dir(dir)? {
             let Ok(item) = item else { continue };
             let (path, file_name) = (item.path(), item.file_name());
@@ -76,7 +77,7 @@ impl Shelf {
                         found.push((key, metadata.len(), used.min(now), description));
                     }
                     Err(ReadError::Damaged(_)) => remove(&path),
-                    Err(ReadError::Io(_)) => {}
+                    Err(ReadError::Io(_)) => is_complete = false,
                 },
             }
         }
@@ -99,7 +100,8 @@ impl Shelf {
             shelf.add(Entry { key, pages, bytes, last_use });
             descriptions.push(description);
         }
-        for page in page_files.keys().filter(|page| !shelf.has_page(page)) {
+        // A snapshot that could not be read this time may be good, and need its pages.
+        for page in page_files.keys().filter(|page| is_complete && !shelf.has_page(page)) {
             remove(&shelf.page_path(page));
         }
         Ok((shelf, descriptions))
@@ -188,6 +190,11 @@ impl Shelf {
     pub(crate) fn oldest(&self, except: Option<&Key>) -> Option<usize> {
         let others = (0..self.entries.len()).filter(|&i| Some(&self.entries[i].key) != except);
         others.min_by_key(|&i| self.entries[i].last_use)
+    }
+
+    /// When the snapshot that was used least recently was.
+    pub(crate) fn oldest_use(&self) -> Option<SystemTime> {
+        self.oldest(None).map(|i| self.entries[i].last_use)
     }
 }
 

@@ -8,15 +8,20 @@ use crate::snapshot::Description;
 use std::collections::HashMap;
 use std::fs::{self, DirBuilder, File, TryLockError};
 use std::path::{Path, PathBuf};
+use std::thread;
 use std::time::{Duration, SystemTime};
 
 /// Longest name of an owner or of a prefix's group, in bytes.
 const NAME_BYTES_MAX: usize = 64 << 10;
+/// Tries to lock a directory before it counts as in use, and the wait between them.
+const LOCK_RETRIES: usize = 20;
+const LOCK_RETRY_AFTER: Duration = Duration::from_millis(10);
 
 /// What the files may take.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
-    /// Bytes of all files, those of other versions in the directory included.
+    /// Bytes of all files, those of other versions in the directory included. A prefix that is being put
+    /// comes on top until it is written.
     pub bytes: u64,
     /// Snapshots that were not used for longer are removed.
     pub age: Duration,
@@ -134,7 +139,16 @@ impl Store {
         let key = key::version(version);
         let own = dir.join(key::version_name(&key));
         make_private_dir(&own)?;
-        let lock = lock(&own)?;
+        // Another process may hold it for a moment, to make room.
+        let mut lock = self::lock(&own);
+        for _ in 0..LOCK_RETRIES {
+            if !matches!(lock, Err(StoreError::InUse { .. })) {
+                break;
+            }
+            thread::sleep(LOCK_RETRY_AFTER);
+            lock = self::lock(&own);
+        }
+        let lock = lock?;
         let (shelf, descriptions) =
             Shelf::scan(&own, &key, Some(sizes), now).map_err(StoreError::io("list", &own))?;
         let mut store = Self {
@@ -155,13 +169,12 @@ impl Store {
         }
         store.write_version(version, now)?;
         store.others = Other::all(dir, &key, now);
-        store.expire(None, now);
         for other in &mut store.others {
-            while other.oldest.is_some_and(|used| is_older(used, limits.age, now)) {
-                other.remove_oldest(now);
+            if other.oldest.is_some_and(|used| is_older(used, limits.age, now)) {
+                other.remove_while(now, |_, used| is_older(used, limits.age, now));
             }
         }
-        store.make_room(0, None, now)?;
+        store.keep_limits(None, now)?;
         store.unreported.clear();
         Ok(store)
     }
@@ -178,18 +191,21 @@ impl Store {
         self.shelf.bytes() + self.others.iter().map(|other| other.bytes).sum::<u64>()
     }
 
-    /// Indices of the full pages of a prefix that are not stored, which [`Store::put`] must be given. It
-    /// must be given the last page in any case if that is partial.
+    /// Indices of the pages that [`Store::put`] of a prefix must be given: the full ones that are not stored,
+    /// and always the last if it is partial.
     #[must_use]
     pub fn missing_pages(&self, owner: &str, name: &str, tokens: &[u32]) -> Vec<usize> {
         let root = key::root(&self.version, owner, name);
         let (keys, _) = key::prefix(root, tokens, self.sizes.page_tokens);
-        (0..keys.len()).filter(|&i| !self.shelf.has_page(&keys[i])).collect()
+        let full = (0..keys.len()).filter(|&i| !self.shelf.has_page(&keys[i]));
+        let has_partial = !tokens.len().is_multiple_of(self.sizes.page_tokens);
+        full.chain(has_partial.then_some(keys.len())).collect()
     }
 
     /// Stores the state after `tokens`, which belongs to `owner` and their group `name`. `pages` are KV pages
-    /// by index: all that are not stored and, if partial, the last; more are ignored. Removes the snapshots
-    /// that were used least recently if the limit demands it.
+    /// by index: all that are not stored and, if partial, the last; more are ignored. One that is stored
+    /// already is only marked as used. Then removes what is too old and, if the limit demands it, the
+    /// snapshots that were used least recently.
     ///
     /// # Errors
     /// [`StoreError::Mismatch`] if sizes are wrong or a page is neither stored nor given,
@@ -214,9 +230,17 @@ impl Store {
         let root = key::root(&self.version, owner, name);
         let (keys, key) = key::prefix(root, tokens, self.sizes.page_tokens);
         let given: HashMap<usize, &[u8]> = pages.iter().map(|(i, page)| (*i, &page[..])).collect();
+        let index = self.shelf.entries.iter().position(|entry| entry.key == key);
+        if let Some(i) = index
+            && self.mark_used(i, now)
+        {
+            let id = self.stored[i].id;
+            self.keep_limits(Some(&key), now)?;
+            return Ok(Put { id, removed: std::mem::take(&mut self.unreported) });
+        }
         self.check(&description, &keys, &given)?;
 
-        // Held, so that making room does not remove them.
+        // Held until an entry counts them.
         let mut held: Vec<Key> = Vec::with_capacity(keys.len());
         held.extend(keys.iter().filter(|page| self.shelf.hold(page)));
         let partial = given.get(&keys.len()).copied().unwrap_or_default();
@@ -226,7 +250,7 @@ impl Store {
             return Err(error);
         }
         let bytes = file_bytes(description.len(), state.len() + partial.len());
-        let id = if let Some(i) = self.shelf.entries.iter().position(|entry| entry.key == key) {
+        let id = if let Some(i) = index {
             // The old entry has its own count of each page.
             self.shelf.release(&held);
             self.shelf.resize(i, bytes);
@@ -239,7 +263,23 @@ impl Store {
             self.stored.push(Stored { id, owner, name, tokens });
             id
         };
+        // After writing: had that failed, the others would have gone for nothing.
+        if let Err(error) = self.keep_limits(Some(&key), now) {
+            if let Some(i) = self.index_of(id) {
+                self.discard(i);
+            }
+            return Err(error);
+        }
         Ok(Put { id, removed: std::mem::take(&mut self.unreported) })
+    }
+
+    /// Marks a snapshot as used, if its file is there and describes it; its state is not read.
+    fn mark_used(&mut self, index: usize, now: SystemTime) -> bool {
+        let path = self.shelf.snapshot_path(&self.shelf.entries[index].key);
+        let Ok(checked) = self.open_snapshot(&path, index) else { return false };
+        checked.touch(now);
+        self.shelf.entries[index].last_use = now;
+        true
     }
 
     /// Reads a snapshot and its pages from `first_page` on; the ones before are not read. Marks it as used.
@@ -375,7 +415,7 @@ impl Store {
         Ok(())
     }
 
-    /// Makes room and writes the missing pages, which it adds to `held`, then the snapshot.
+    /// Writes the missing pages, which it adds to `held`, then the snapshot.
     #[allow(clippy::too_many_arguments, reason = "the parts of one snapshot, used here only")]
     fn write_all(
         &mut self,
@@ -397,9 +437,6 @@ impl Store {
             let limit = self.limits.bytes.saturating_sub(fixed);
             return Err(StoreError::TooLarge { bytes: whole, limit });
         }
-        self.expire(Some(key), now);
-        let missing = keys.len() - held.len();
-        self.make_room(snapshot_file + missing as u64 * page_file, Some(key), now)?;
         for (i, page) in keys.iter().enumerate() {
             if self.shelf.has_page(page) {
                 continue;
@@ -410,6 +447,8 @@ impl Store {
             self.shelf.add_page(*page, page_file);
             held.push(*page);
         }
+        // The names of the pages must last before the snapshot's does.
+        file::sync_dir(&self.shelf.dir);
         let path = self.shelf.snapshot_path(key);
         let temporary = self.temporary();
         let meta = description.to_bytes();
@@ -424,6 +463,15 @@ impl Store {
         index: usize,
         now: SystemTime,
     ) -> Result<(Vec<u8>, Vec<u8>), ReadError> {
+        let checked = self.open_snapshot(path, index)?;
+        checked.touch(now);
+        let mut state = checked.read_body()?;
+        let partial = state.split_off(self.sizes.state_bytes);
+        Ok((state, partial))
+    }
+
+    /// Opens a snapshot's file, which must describe what is stored.
+    fn open_snapshot(&self, path: &Path, index: usize) -> Result<Checked, ReadError> {
         let checked = Checked::open(path, Kind::Snapshot)?;
         let Stored { owner, name, tokens, .. } = &self.stored[index];
         let expected = Description {
@@ -438,10 +486,7 @@ impl Store {
             return Err(ReadError::Damaged("the description is that of another prefix".into()));
         }
         self.sizes.check(&expected, checked.body_len).map_err(ReadError::Damaged)?;
-        checked.touch(now);
-        let mut state = checked.read_body()?;
-        let partial = state.split_off(self.sizes.state_bytes);
-        Ok((state, partial))
+        Ok(checked)
     }
 
     fn read_page(&self, path: &Path, key: &Key) -> Result<Vec<u8>, ReadError> {
@@ -477,21 +522,29 @@ impl Store {
         }
     }
 
-    /// Removes the snapshots that were used least recently, of all versions, until `bytes` more fit.
-    fn make_room(
-        &mut self,
-        bytes: u64,
-        except: Option<&Key>,
-        now: SystemTime,
-    ) -> Result<(), StoreError> {
-        while self.bytes() + bytes > self.limits.bytes {
+    /// Removes what is too old, and then the snapshots that were used least recently, of all versions, until
+    /// the limit is kept. `except` stays.
+    fn keep_limits(&mut self, except: Option<&Key>, now: SystemTime) -> Result<(), StoreError> {
+        self.expire(except, now);
+        while self.bytes() > self.limits.bytes {
             let own = self.shelf.oldest(except);
             let own_used = own.map(|i| self.shelf.entries[i].last_use);
-            let others = self.others.iter_mut().filter(|other| other.oldest.is_some());
-            let other = others.min_by_key(|other| other.oldest);
-            match (own, other) {
-                (own, Some(other)) if own.is_none() || other.oldest < own_used => {
-                    other.remove_oldest(now);
+            let mut uses: Vec<(SystemTime, usize)> = self
+                .others
+                .iter()
+                .enumerate()
+                .filter_map(|(i, other)| Some((other.oldest?, i)))
+                .collect();
+            uses.sort_unstable();
+            match (own, uses.first()) {
+                (own, Some(&(used, i))) if own.is_none() || Some(used) < own_used => {
+                    // Until it is the turn of another.
+                    let next = uses.get(1).map(|other| other.0).into_iter().chain(own_used).min();
+                    let rest = self.bytes() - self.others[i].bytes;
+                    let limit = self.limits.bytes.saturating_sub(rest);
+                    self.others[i].remove_while(now, |bytes, used| {
+                        bytes > limit && next.is_none_or(|next| used <= next)
+                    });
                 }
                 (Some(own), _) => {
                     let id = self.stored[own].id;
@@ -499,10 +552,7 @@ impl Store {
                     self.unreported.push(id);
                 }
                 // Another process fills the directory with files of its version: they are for it to remove.
-                (None, _) if bytes == 0 => return Ok(()),
-                (None, _) => {
-                    return Err(StoreError::TooLarge { bytes, limit: self.limits.bytes });
-                }
+                (None, _) => return Ok(()),
             }
         }
         Ok(())
@@ -536,32 +586,42 @@ impl Other {
                 continue;
             }
             let mut other = Self { dir: item.path(), version, bytes: 0, oldest: None };
+            // Held for this moment only: the other process may just be starting.
+            let is_free = lock(&other.dir).is_ok();
             other.update(now);
+            other.oldest = other.oldest.filter(|_| is_free);
             others.push(other);
         }
         others
     }
 
-    /// Looks at the directory again; a shelf only if no other process uses it.
-    fn update(&mut self, now: SystemTime) -> Option<(Shelf, File)> {
-        let lock = lock(&self.dir).ok();
-        let Ok((shelf, _)) = Shelf::scan(&self.dir, &self.version, None, now) else {
-            (self.bytes, self.oldest) = (0, None);
-            return None;
-        };
-        self.bytes = shelf.bytes();
-        self.oldest = None;
-        let lock = lock?;
-        self.oldest = shelf.oldest(None).map(|i| shelf.entries[i].last_use);
-        Some((shelf, lock))
+    /// Looks at the directory again.
+    fn update(&mut self, now: SystemTime) -> Option<Shelf> {
+        let shelf = Shelf::scan(&self.dir, &self.version, None, now).ok().map(|scan| scan.0);
+        self.bytes = shelf.as_ref().map_or(0, Shelf::bytes);
+        self.oldest = shelf.as_ref().and_then(Shelf::oldest_use);
+        shelf
     }
 
-    /// Removes the snapshot that was used least recently. If that cannot be, `oldest` is none afterwards.
-    fn remove_oldest(&mut self, now: SystemTime) {
-        let Some((mut shelf, _lock)) = self.update(now) else { return };
-        let is_removed = shelf.oldest(None).is_some_and(|i| shelf.remove(i).is_ok());
-        self.bytes = shelf.bytes();
-        self.oldest = shelf.oldest(None).filter(|_| is_removed).map(|i| shelf.entries[i].last_use);
+    /// Removes snapshots, the one that was used least recently first, as long as one `goes`, given the bytes
+    /// of the directory and its last use. If another process uses the directory or one cannot be removed,
+    /// `oldest` is none afterwards.
+    fn remove_while(&mut self, now: SystemTime, goes: impl Fn(u64, SystemTime) -> bool) {
+        let lock = lock(&self.dir);
+        let shelf = self.update(now);
+        let (Ok(_lock), Some(mut shelf)) = (lock, shelf) else {
+            self.oldest = None;
+            return;
+        };
+        while let Some(i) = shelf.oldest(None)
+            && goes(shelf.bytes(), shelf.entries[i].last_use)
+        {
+            let is_removed = shelf.remove(i).is_ok();
+            (self.bytes, self.oldest) = (shelf.bytes(), shelf.oldest_use().filter(|_| is_removed));
+            if !is_removed {
+                return;
+            }
+        }
     }
 }
 

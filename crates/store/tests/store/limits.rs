@@ -2,6 +2,7 @@
 
 use crate::tools::*;
 use calla_store::{Limits, Store, StoreError};
+use std::fs;
 use std::time::Duration;
 use tempfile::TempDir;
 
@@ -45,6 +46,44 @@ fn what_cannot_fit_removes_nothing() {
     let error = store.put("owner", "", &long, &state(&long), &pages(&long), at(1)).unwrap_err();
     assert!(matches!(error, StoreError::TooLarge { limit, .. } if limit == 2 * one()), "{error}");
     assert_eq!(readable(&mut store), [tokens(1)]);
+}
+
+/// A directory in the way of the last file to be written stands for a full disk.
+#[test]
+fn a_failed_put_removes_nothing() {
+    let dir = TempDir::new().unwrap();
+    let limits = Limits { bytes: one(), ..WIDE };
+    let mut store = open_at(dir.path(), limits, 0);
+    let (id, _) = put_at(&mut store, &tokens(1), 0);
+    let path = files(&dir, "s-").remove(0);
+    store.remove(id).unwrap();
+    put_at(&mut store, &tokens(2), 1);
+    fs::create_dir(&path).unwrap();
+    let prefix = tokens(1);
+    store.put("owner", "", &prefix, &state(&prefix), &pages(&prefix), at(2)).unwrap_err();
+    assert_eq!(readable(&mut store), [tokens(2)]);
+    assert_eq!((store.bytes(), files(&dir, "p-").len()), (one(), 1));
+    fs::remove_dir(&path).unwrap();
+    put_at(&mut store, &prefix, 3);
+    assert_eq!(readable(&mut store), [prefix]);
+}
+
+/// Several at once, and only until it is the turn of this version's.
+#[test]
+fn other_versions_go_by_last_use() {
+    let dir = TempDir::new().unwrap();
+    let other = |seconds| Store::open(dir.path(), "model 2", SIZES, WIDE, at(seconds)).unwrap();
+    let mut second = other(0);
+    for i in 0..4 {
+        put_at(&mut second, &tokens(i), (10 * i).into());
+    }
+    drop(second);
+    put_at(&mut open_at(dir.path(), WIDE, 15), &tokens(9), 15);
+    let store = open_at(dir.path(), Limits { bytes: 2 * one(), ..WIDE }, 40);
+    assert_eq!(store.stored().len(), 0);
+    assert_eq!(store.bytes(), 2 * one());
+    drop(store);
+    assert_eq!(readable(&mut other(41)), [tokens(2), tokens(3)]);
 }
 
 #[test]

@@ -38,6 +38,7 @@ fn full_pages_are_shared_and_go_with_the_last_user() {
     let id = store.put("owner", "", &TEN[..8], &state(&TEN[..8]), &[], at(0)).unwrap().id;
     assert_eq!(store.missing_pages("owner", "", &[1, 2, 3, 4, 5, 6, 7, 9]), [1]);
     assert_eq!(files(&dir, "p-").len(), 2);
+    assert_eq!(store.missing_pages("owner", "", &TEN), [2], "a partial page is never shared");
     store.remove(long).unwrap();
     assert_eq!(get(&mut store, id).unwrap(), loaded(&TEN[..8], 0));
     store.remove(id).unwrap();
@@ -47,12 +48,29 @@ fn full_pages_are_shared_and_go_with_the_last_user() {
 }
 
 #[test]
+fn what_is_stored_already_is_only_marked_as_used() {
+    let dir = TempDir::new().unwrap();
+    let mut store = open(dir.path());
+    let (id, _) = put_at(&mut store, &TEN, 0);
+    let path = files(&dir, "s-").remove(0);
+    let content = fs::read(&path).unwrap();
+    let again = store.put("owner", "", &TEN, &[0; 16], &[], at(5)).unwrap();
+    assert_eq!((again.id, again.removed), (id, vec![]));
+    assert_eq!(fs::read(&path).unwrap(), content);
+    assert_eq!(fs::metadata(&path).unwrap().modified().unwrap(), at(5));
+    // Gone from under the store: written anew.
+    fs::remove_file(&path).unwrap();
+    assert_eq!(put(&mut store, &TEN), id);
+    assert_eq!(get(&mut store, id).unwrap(), loaded(&TEN, 0));
+}
+
+#[test]
 fn owners_and_names_share_nothing() {
     let dir = TempDir::new().unwrap();
     let mut store = open(dir.path());
     put(&mut store, &TEN);
     for (owner, name) in [("other", ""), ("owner", "x"), ("", "owner")] {
-        assert_eq!(store.missing_pages(owner, name, &TEN), [0, 1]);
+        assert_eq!(store.missing_pages(owner, name, &TEN), [0, 1, 2]);
         store.put(owner, name, &TEN, &state(&TEN), &pages(&TEN), at(0)).unwrap();
     }
     assert_eq!((files(&dir, "p-").len(), files(&dir, "s-").len()), (8, 4));
