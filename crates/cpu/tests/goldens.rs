@@ -1,8 +1,8 @@
 //! The CPU backend against logits recorded from Hugging Face transformers and MLX-LM.
 
 use calla_cpu::Cpu;
-use calla_ops::CacheSize;
 use calla_ops::runner::Executor;
+use calla_ops::{Batch, CacheSize, Draft, Drafts, Runner, Span, SpanKind};
 use calla_testkit::goldens::{Bars, Golden, Reply, greedy_reply, read_goldens, require};
 use calla_testkit::places;
 use calla_weights::Checkpoint;
@@ -22,7 +22,7 @@ fn runner(dir: &Path, goldens: &[Golden]) -> Executor<Cpu> {
     let tokens = goldens.iter().map(|g| g.ids.len()).max().unwrap();
     let cache = CacheSize::one_sequence(tokens);
     let ops = Cpu::new(checkpoint.shape().clone(), cache, 0).unwrap();
-    Executor { ops, network: checkpoint.load().unwrap() }
+    Executor::new(ops, checkpoint.load().unwrap())
 }
 
 #[test]
@@ -46,6 +46,47 @@ fn the_demo_model_replies_greedily_what_transformers_does() {
     }
     // A close call may excuse a reply or two, not most of them.
     assert!(same >= 10, "only {same} of {} replies are the recorded ones", goldens.len());
+}
+
+/// The runner's draft layer has one entry that the training network's has not (that of the first token), so
+/// the same tokens are asked for, not the same logits.
+#[test]
+fn the_demo_model_drafts_what_the_training_network_drafted() {
+    let goldens = read_goldens(&places::demo().join("goldens.npz")).unwrap();
+    let mut runner = runner(&places::demo(), &goldens).with_drafts().unwrap();
+    let (vocab, cache) = (runner.shape().vocab_size, runner.cache_size());
+    let pages: Vec<usize> = (0..cache.pages).collect();
+    let config = std::fs::read_to_string(places::demo().join("generation_config.json")).unwrap();
+    let ends = places::end_tokens(&config);
+    let (mut drafted, mut recorded, mut right) = (0, 0, 0);
+    for golden in &goldens {
+        let mtp = golden.mtp.as_ref().expect("the demo's goldens hold the layer's logits");
+        runner.clear_slot(0);
+        let feed = |runner: &mut Executor<Cpu>, tokens: &[u32], position: usize| {
+            let (kind, rows, pages) = (SpanKind::Prefill, 0..tokens.len(), pages.clone());
+            let span = Span { kind, rows, position, slot: 0, pages, checkpoints: vec![] };
+            let batch = Batch::new(tokens.to_vec(), vec![span], vec![], vocab, cache).unwrap();
+            runner.step(&batch).unwrap();
+        };
+        feed(&mut runner, &golden.ids[..golden.prompt_len], 0);
+        for position in golden.prompt_len..golden.ids.len() - 1 {
+            let token = golden.ids[position];
+            if ends.contains(&token) {
+                break;
+            }
+            let pages = pages.clone();
+            let draft = Draft { token, position, slot: 0, pages, depth: 1, vocab_used: vocab };
+            let drafts = Drafts::new(vec![draft], vocab, cache).unwrap();
+            let guess = runner.draft(&drafts).unwrap()[0][0];
+            drafted += 1;
+            recorded += usize::from(guess == mtp.ids(position - 1)[0]);
+            right += usize::from(guess == golden.ids[position + 1]);
+            feed(&mut runner, &[token], position);
+        }
+    }
+    println!("{drafted} drafts, {recorded} as recorded, {right} the token that came");
+    assert!(drafted > 200);
+    assert!(recorded * 100 >= drafted * 98, "{recorded} of {drafted} drafts are those recorded");
 }
 
 #[test]
