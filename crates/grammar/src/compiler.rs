@@ -19,8 +19,9 @@ use toktrie::InferenceCapabilities;
 pub(crate) const TEXT_BYTES_MAX: usize = 1 << 20;
 /// Longest regular expression, in bytes.
 const REGEX_BYTES_MAX: usize = 64 << 10;
-/// Stack of a compilation. The library recurses over schemas, references, rules and brackets; the bounds
-/// above and those of [`json_schema`] keep it within this. Pages that are not reached take no memory.
+/// Stack of a compilation. The library recurses over schemas, references, rules and brackets. Measured on x86-64 with
+/// optimisation, a rule of Lark takes 3.1 kB, a bracket 2 kB, a level of a schema up to 6 kB: at the
+/// bounds of [`lark`] 70 MB, at those of [`json_schema`] 23 MB. Pages that are not reached take no memory.
 const STACK_BYTES: usize = 256 << 20;
 
 /// Sets of tokens that a mask takes as a whole where the lexer's state lets all of their texts through: white space,
@@ -113,7 +114,7 @@ impl Compiler {
     /// If the grammar is malformed, cannot be enforced, or is over a bound; the message says which.
     pub fn compile(&self, grammar: &Grammar) -> Result<Box<dyn Matcher>, GrammarError> {
         let tools = self.shared.tools()?;
-        on_large_stack(|| tools.compile(grammar))
+        on_stack(STACK_BYTES, || tools.compile(grammar))
     }
 }
 
@@ -186,14 +187,15 @@ fn without_anchors(regex: &str) -> &str {
     }
 }
 
-/// Runs a compilation with the stack that its bounds are made for.
-fn on_large_stack<T: Send>(
+/// Runs a compilation on a thread with a stack of that size.
+fn on_stack<T: Send>(
+    bytes: usize,
     call: impl FnOnce() -> Result<T, GrammarError> + Send,
 ) -> Result<T, GrammarError> {
     std::thread::scope(|scope| {
         let thread = std::thread::Builder::new()
             .name("grammar".into())
-            .stack_size(STACK_BYTES)
+            .stack_size(bytes)
             .spawn_scoped(scope, || guard(call))
             .map_err(|error| GrammarError::Internal(format!("no thread: {error}")))?;
         thread.join().unwrap_or_else(|_| Err(GrammarError::Internal("it panicked".into())))
@@ -211,21 +213,57 @@ fn guard<T>(call: impl FnOnce() -> Result<T, GrammarError>) -> Result<T, Grammar
 #[cfg(test)]
 mod tests {
     use super::*;
+    use serde_json::{Map, Value, json};
+    use std::fmt::Write as _;
     use std::sync::atomic::{AtomicUsize, Ordering};
 
     #[test]
     fn panics_are_errors_and_the_programs_hook_stays() {
         static SEEN: AtomicUsize = AtomicUsize::new(0);
-        std::panic::set_hook(Box::new(|_| {
-            SEEN.fetch_add(1, Ordering::Relaxed);
+        let usual = std::panic::take_hook();
+        std::panic::set_hook(Box::new(move |info| match info.payload_as_str() {
+            Some("a bug" | "out of luck") => drop(SEEN.fetch_add(1, Ordering::Relaxed)),
+            _ => usual(info),
         }));
         for _ in 0..2 {
-            let error = on_large_stack(|| -> Result<(), _> { panic!("out of {}", "luck") });
+            let error = on_stack(1 << 20, || -> Result<(), _> { panic!("out of {}", "luck") });
             let words = "the compiler cannot deal with it (out of luck)";
             assert_eq!(error, Err(GrammarError::Internal(words.into())));
         }
         assert_eq!(SEEN.load(Ordering::Relaxed), 0);
         assert!(std::panic::catch_unwind(|| panic!("a bug")).is_err());
         assert_eq!(SEEN.load(Ordering::Relaxed), 1);
+    }
+
+    /// Were the stack too small, this would end the whole program; half of it has to do.
+    #[test]
+    fn the_deepest_grammars_fit_the_stack() {
+        let demo = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../demo");
+        let tokenizer = Tokenizer::load(&demo).unwrap();
+        let compiler = Compiler::new(&tokenizer, tokenizer.vocab_size(), &[0]).unwrap();
+        let tools = compiler.shared.tools().unwrap();
+        let fits =
+            |grammar: Grammar| on_stack(STACK_BYTES / 2, || tools.compile(&grammar)).map(drop);
+
+        let mut rules = "start: r0\n".to_owned();
+        (0..9_990).for_each(|i| writeln!(rules, "r{i}: ((r{}))", i + 1).unwrap());
+        assert_eq!(fits(Grammar::Lark(rules.clone() + "r9990: \"a\"")), Ok(()));
+        let error = fits(Grammar::Lark(rules + "r9990: " + &"(".repeat(21))).unwrap_err();
+        assert!(error.to_string().contains("over the bound of 20000"), "{error}");
+
+        let chain = |count: usize| {
+            let definition = |i: usize| {
+                let mut schema = json!({"$ref": format!("#/$defs/{}", i + 1)});
+                (0..39).for_each(|_| schema = json!({"type": "array", "prefixItems": [schema]}));
+                (i.to_string(), schema)
+            };
+            let mut definitions: Map<String, Value> = (0..count).map(definition).collect();
+            definitions.insert(count.to_string(), json!({"type": "null"}));
+            let schema = json!({"$ref": "#/$defs/0", "$defs": definitions});
+            Grammar::JsonSchema(schema.to_string())
+        };
+        assert_eq!(fits(chain(99)), Ok(()));
+        let error = fits(chain(100)).unwrap_err();
+        assert!(error.to_string().contains("over the bound of 4000"), "{error}");
     }
 }

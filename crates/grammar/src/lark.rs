@@ -11,16 +11,17 @@ use serde_json::Value;
 
 /// Lines of a grammar; a rule takes one, and rules may nest as deeply as there are rules.
 const LINES_MAX: usize = 10_000;
-/// Open brackets and negations, quoted or not.
-const DEPTH_MAX: usize = 1_000;
+/// Opening brackets and negations of all rules, quoted ones too, those of schemas not: each deepens the recursion over a
+/// chain of rules.
+const NESTING_MAX: usize = 20_000;
 const JSON: &str = "%json";
 
 /// The grammar with its schemas rewritten to stand alone.
 pub(crate) fn close(text: &str) -> Result<String, GrammarError> {
     bound("the grammar's size in bytes", text.len(), TEXT_BYTES_MAX)?;
     bound("the grammar's number of lines", text.lines().count(), LINES_MAX)?;
-    bound("the grammar's depth of brackets and `~`", depth(text), DEPTH_MAX)?;
     let mut closed = String::with_capacity(text.len());
+    let mut nesting = 0;
     let mut rest = text;
     while let Some(first) = rest.chars().next() {
         let taken = if let Some(after) = rest.strip_prefix(JSON) {
@@ -52,6 +53,8 @@ pub(crate) fn close(text: &str) -> Result<String, GrammarError> {
                 ));
             }
         }
+        nesting += piece.bytes().filter(|byte| b"([{~".contains(byte)).count();
+        bound("the grammar's number of opening brackets and `~`", nesting, NESTING_MAX)?;
         closed.push_str(piece);
         rest = after;
     }
@@ -85,23 +88,6 @@ fn json_prefix(text: &str) -> Option<(Value, usize)> {
     let mut values = serde_json::Deserializer::from_str(text).into_iter::<Value>();
     let value = values.next()?.ok()?;
     Some((value, values.byte_offset()))
-}
-
-/// How deep the library's recursion over brackets can go. Quotes are not looked at, so that a quoted bracket counts
-/// as one: a bound that cannot be talked around is worth more than one that is exact.
-fn depth(text: &str) -> usize {
-    let (mut depth, mut deepest, mut negations) = (0usize, 0, 0);
-    for byte in text.bytes() {
-        match byte {
-            b'(' | b'[' | b'{' => depth += 1,
-            b')' | b']' | b'}' => depth = depth.saturating_sub(1),
-            b'~' => negations += 1,
-            b'\n' => negations = 0,
-            _ => {}
-        }
-        deepest = deepest.max(depth + negations);
-    }
-    deepest
 }
 
 fn refused(words: &str) -> GrammarError {

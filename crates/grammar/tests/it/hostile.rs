@@ -113,6 +113,7 @@ fn schema_texts() -> Vec<(&'static str, String)> {
         ("squares", json!({"$ref": "#/$defs/d0", "$defs": squares}).to_string()),
         ("product of unions", json!({"allOf": vec![union.clone(); 12]}).to_string()),
         ("copies", json!({"allOf": [big, {"anyOf": vec![json!({"minProperties": 0}); 1000]}]}).to_string()),
+        ("cycles", json!({"allOf": [{"$ref": "#/$defs/a"}, {"$ref": "#/$defs/b"}], "$defs": {"a": {"items": {"items": {"$ref": "#/$defs/a"}}}, "b": {"items": {"items": {"items": {"$ref": "#/$defs/b"}}}}}}).to_string()),
         ("minItems", json!({"type": "array", "minItems": 1_000_000_000}).to_string()),
         ("items 10000", json!({"type": "array", "items": {"type": "integer"}, "minItems": 10_000, "maxItems": 10_000}).to_string()),
         ("nested items", json!({"type": "array", "minItems": 9_000, "items": {"type": "array", "minItems": 9_000, "items": {"type": "array", "minItems": 9_000}}}).to_string()),

@@ -217,3 +217,63 @@ fn odd_names_are_escaped() {
     assert_eq!(calls[0].name, "a\"b\\ é/1");
     assert_eq!(calls[0].arguments["$x y"], 5);
 }
+
+#[test]
+fn a_text_value_may_be_nearly_anything() {
+    let fixture = demo();
+    let tools = [tool("write", json!({"properties": {"text": {"type": "string"}}}))];
+    let grammar = tool_calls(&tools, &ToolChoice::Required, false).unwrap();
+    let long = "    if a < b { return \"<p>\\n\"; } // \u{e9}\n".repeat(2_000);
+    let call = |value: &str| {
+        format!(
+            "<tool_call>\n<function=write>\n<parameter=text>\n{value}\n</parameter>\n</function>\n</tool_call>"
+        )
+    };
+    for value in [
+        "",
+        "\n",
+        "\n\n\n",
+        "<",
+        "<<\n<\n",
+        "</",
+        "</parameter",
+        "</parameter\n>",
+        "</param>\n</div>\n<parameter>",
+        "a <parameter=text> b",
+        "a <tool_call>",
+        "\n<function=write>\n",
+        "<tool_call\n<parameter\n",
+        " \u{1f980} \u{0} \r\n\t",
+        &long,
+    ] {
+        let ids = fixture.tokenizer.encode_raw(&call(value)).unwrap();
+        let spelt = fixture.tokenizer.encode_text("<tool_call>").unwrap();
+        // A marker inside of the value can only be spelt.
+        let marker = fixture.tokenizer.token_id("<tool_call>").unwrap();
+        let ids: Vec<u32> = ids
+            .iter()
+            .enumerate()
+            .flat_map(|(at, id)| if at > 0 && *id == marker { spelt.clone() } else { vec![*id] })
+            .collect();
+        assert!(fixture.matches_ids(&grammar, &ids), "{value:.80?}");
+        let (content, calls) = read(fixture, &ids, &tools);
+        assert_eq!((content.as_str(), calls.len()), ("", 1), "{value:.80?}");
+        assert_eq!(calls[0].arguments["text"], value);
+    }
+    for value in [
+        "</parameter>",
+        "a </parameter> b",
+        "</function>",
+        "a\n</function>\n",
+        "</tool_call>",
+        "<parameter=text>",
+        "\n<parameter=",
+        "<tool_call>",
+    ] {
+        let head = fixture.tokenizer.encode_raw(call("").split_once("\n\n</").unwrap().0).unwrap();
+        let mut matcher = fixture.matcher(&grammar);
+        assert_eq!(fixture.follow(&mut *matcher, &head), None);
+        let ids = fixture.tokenizer.encode_text(&format!("\n{value}")).unwrap();
+        assert!(fixture.follow(&mut *matcher, &ids).is_some(), "{value:?}");
+    }
+}
