@@ -14,9 +14,11 @@
 //! are checked against the file and the caller's sizes before memory is taken, and what does not carry both
 //! a name and the mark of this crate is never removed.
 
+mod directory;
 mod error;
 mod file;
 mod key;
+mod others;
 mod shelf;
 mod snapshot;
 mod store;

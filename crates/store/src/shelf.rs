@@ -36,7 +36,7 @@ struct Page {
 impl Shelf {
     /// Reads what a directory holds. With the caller's `sizes` it is the caller's own directory: damaged files,
     /// leftovers of a crash and pages that no snapshot has are removed. Without, nothing is changed. The
-    /// descriptions are those of `entries`, in the same order.
+    /// descriptions are those of `entries`, in the same order: the one that was used last is last.
     pub(crate) fn scan(
         dir: &Path,
         version: &Key,
@@ -81,6 +81,7 @@ impl Shelf {
                 },
             }
         }
+        found.sort_by_key(|(key, _, used, _)| (*used, *key));
         let mut shelf =
             Self { dir: dir.to_owned(), entries: Vec::new(), pages: HashMap::new(), bytes: 0 };
         let mut descriptions = Vec::new();

@@ -1,22 +1,18 @@
 //! The store: prefixes put, found and removed, under limits of size and age.
 
-use crate::StoreError;
 use crate::file::{self, Checked, Kind, ReadError, file_bytes};
 use crate::key::{self, Key};
+use crate::others::{Other, is_older};
 use crate::shelf::{Entry, Shelf};
 use crate::snapshot::Description;
+use crate::{StoreError, directory};
 use std::collections::HashMap;
-use std::fs::{self, DirBuilder, File, TryLockError};
+use std::fs::{self, File};
 use std::path::{Path, PathBuf};
-use std::thread;
 use std::time::{Duration, SystemTime};
 
 /// Longest name of an owner or of a prefix's group, in bytes.
 const NAME_BYTES_MAX: usize = 64 << 10;
-/// Tries to lock a directory before it counts as in use, and the wait between them.
-const LOCK_RETRIES: usize = 20;
-const LOCK_RETRY_AFTER: Duration = Duration::from_millis(10);
-
 /// What the files may take.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
@@ -109,15 +105,6 @@ pub struct Store {
     _lock: File,
 }
 
-/// Another version's directory, whose files count towards the limit.
-struct Other {
-    dir: PathBuf,
-    version: Key,
-    bytes: u64,
-    /// Last use of the snapshot to be removed first; none if another process uses the directory.
-    oldest: Option<SystemTime>,
-}
-
 impl Store {
     /// Opens or makes the directory of a version under `dir`. `version` names all that the bytes of a state
     /// depend on: checkpoint, arithmetic and their format. Removes what is damaged, too old or beyond the
@@ -138,17 +125,8 @@ impl Store {
         }
         let key = key::version(version);
         let own = dir.join(key::version_name(&key));
-        make_private_dir(&own)?;
-        // Another process may hold it for a moment, to make room.
-        let mut lock = self::lock(&own);
-        for _ in 0..LOCK_RETRIES {
-            if !matches!(lock, Err(StoreError::InUse { .. })) {
-                break;
-            }
-            thread::sleep(LOCK_RETRY_AFTER);
-            lock = self::lock(&own);
-        }
-        let lock = lock?;
+        directory::make_private(&own)?;
+        let lock = directory::lock_patiently(&own)?;
         let (shelf, descriptions) =
             Shelf::scan(&own, &key, Some(sizes), now).map_err(StoreError::io("list", &own))?;
         let mut store = Self {
@@ -179,7 +157,7 @@ impl Store {
         Ok(store)
     }
 
-    /// All snapshots, in no order.
+    /// All snapshots: as long as the store is new, the one that was used last is last.
     #[must_use]
     pub fn stored(&self) -> &[Stored] {
         &self.stored
@@ -568,112 +546,5 @@ impl Store {
         }
         let temporary = self.temporary();
         file::write(&path, &temporary, Kind::Version, version.as_bytes(), &[], now)
-    }
-}
-
-impl Other {
-    /// All other versions' directories under `dir`.
-    fn all(dir: &Path, own: &Key, now: SystemTime) -> Vec<Self> {
-        let Ok(items) = fs::read_dir(dir) else { return Vec::new() };
-        let mut others = Vec::new();
-        for item in items.flatten() {
-            let file_name = item.file_name();
-            let Some(version) = file_name.to_str().and_then(key::parse_version_name) else {
-                continue;
-            };
-            let is_dir = item.file_type().is_ok_and(|kind| kind.is_dir());
-            if version == *own || !is_dir || !has_version(&item.path(), &version) {
-                continue;
-            }
-            let mut other = Self { dir: item.path(), version, bytes: 0, oldest: None };
-            // Held for this moment only: the other process may just be starting.
-            let is_free = lock(&other.dir).is_ok();
-            other.update(now);
-            other.oldest = other.oldest.filter(|_| is_free);
-            others.push(other);
-        }
-        others
-    }
-
-    /// Looks at the directory again.
-    fn update(&mut self, now: SystemTime) -> Option<Shelf> {
-        let shelf = Shelf::scan(&self.dir, &self.version, None, now).ok().map(|scan| scan.0);
-        self.bytes = shelf.as_ref().map_or(0, Shelf::bytes);
-        self.oldest = shelf.as_ref().and_then(Shelf::oldest_use);
-        shelf
-    }
-
-    /// Removes snapshots, the one that was used least recently first, as long as one `goes`, given the bytes
-    /// of the directory and its last use. If another process uses the directory or one cannot be removed,
-    /// `oldest` is none afterwards.
-    fn remove_while(&mut self, now: SystemTime, goes: impl Fn(u64, SystemTime) -> bool) {
-        let lock = lock(&self.dir);
-        let shelf = self.update(now);
-        let (Ok(_lock), Some(mut shelf)) = (lock, shelf) else {
-            self.oldest = None;
-            return;
-        };
-        while let Some(i) = shelf.oldest(None)
-            && goes(shelf.bytes(), shelf.entries[i].last_use)
-        {
-            let is_removed = shelf.remove(i).is_ok();
-            (self.bytes, self.oldest) = (shelf.bytes(), shelf.oldest_use().filter(|_| is_removed));
-            if !is_removed {
-                return;
-            }
-        }
-    }
-}
-
-/// Whether a directory says that it is of this version.
-fn has_version(dir: &Path, version: &Key) -> bool {
-    Checked::open(&dir.join("version"), Kind::Version).is_ok_and(|checked| {
-        str::from_utf8(&checked.meta).is_ok_and(|text| key::version(text) == *version)
-    })
-}
-
-fn is_older(used: SystemTime, age: Duration, now: SystemTime) -> bool {
-    now.duration_since(used).is_ok_and(|unused| unused > age)
-}
-
-/// Makes a version's directory, which only its owner can read.
-fn make_private_dir(dir: &Path) -> Result<(), StoreError> {
-    let mut builder = DirBuilder::new();
-    builder.recursive(true);
-    #[cfg(unix)]
-    {
-        use std::os::unix::fs::DirBuilderExt;
-        builder.mode(0o700);
-    }
-    builder.create(dir).map_err(StoreError::io("make", dir))?;
-    let metadata = fs::symlink_metadata(dir).map_err(StoreError::io("look at", dir))?;
-    if !metadata.is_dir() {
-        return Err(StoreError::Blocked { path: dir.to_owned() });
-    }
-    #[cfg(unix)]
-    {
-        use std::os::unix::fs::PermissionsExt;
-        if metadata.permissions().mode() & 0o077 != 0 {
-            let private = fs::Permissions::from_mode(0o700);
-            fs::set_permissions(dir, private).map_err(StoreError::io("make private", dir))?;
-        }
-    }
-    Ok(())
-}
-
-/// Locks a version's directory. The system unlocks it when the process ends, however it ends.
-fn lock(dir: &Path) -> Result<File, StoreError> {
-    let path = dir.join("lock");
-    let is_regular = fs::symlink_metadata(&path).map_or(true, |metadata| metadata.is_file());
-    if !is_regular {
-        return Err(StoreError::Blocked { path });
-    }
-    let mut options = file::private();
-    let options = options.read(true).write(true).create(true).truncate(false);
-    let file = options.open(&path).map_err(StoreError::io("open", &path))?;
-    match file.try_lock() {
-        Ok(()) => Ok(file),
-        Err(TryLockError::WouldBlock) => Err(StoreError::InUse { dir: dir.to_owned() }),
-        Err(TryLockError::Error(error)) => Err(StoreError::io("lock", &path)(error)),
     }
 }

@@ -37,6 +37,18 @@ fn the_least_recently_used_goes_first_also_after_a_restart() {
 }
 
 #[test]
+fn what_was_used_last_is_listed_last() {
+    let dir = TempDir::new().unwrap();
+    let mut store = open(dir.path());
+    let ids: Vec<_> = (0..5).map(|i| put_at(&mut store, &tokens(i), i.into()).0).collect();
+    store.get(ids[1], 0, at(9)).unwrap();
+    drop(store);
+    let store = open_at(dir.path(), WIDE, 10);
+    let listed: Vec<u32> = store.stored().iter().map(|stored| stored.tokens[0]).collect();
+    assert_eq!(listed, [0, 2, 3, 4, 1]);
+}
+
+#[test]
 fn what_cannot_fit_removes_nothing() {
     let dir = TempDir::new().unwrap();
     let limits = Limits { bytes: 2 * one(), ..WIDE };
