@@ -25,7 +25,7 @@ const REGEX_BYTES_MAX: usize = 64 << 10;
 const STACK_BYTES: usize = 256 << 20;
 
 /// Sets of tokens that a mask takes as a whole where the lexer's state lets all of their texts through: white space,
-/// and what may stand in a JSON string, without and with the `<` that [`tool_calls`](crate::tool_calls)
+/// and what may stand in a JSON string, without and with the `<` that `tool_calls`
 /// has to look at.
 const SLICES: [&str; 5] = [
     r"[\x20\x0A\x0D\x09]+",

@@ -11,8 +11,8 @@ use serde_json::Value;
 
 /// Lines of a grammar; a rule takes one, and rules may nest as deeply as there are rules.
 const LINES_MAX: usize = 10_000;
-/// Opening brackets and negations of all rules, quoted ones too, those of schemas not: each deepens the recursion over a
-/// chain of rules.
+/// Opening brackets and negations of all rules, quoted ones too, those of schemas not: each deepens the
+/// recursion over a chain of rules.
 const NESTING_MAX: usize = 20_000;
 const JSON: &str = "%json";
 

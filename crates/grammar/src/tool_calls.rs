@@ -34,9 +34,9 @@ const TOOLS_MAX: usize = 1_000;
 /// What values are written with. A bare text cannot hold what the parser of replies could take for its end.
 ///
 /// `any_text` is a value with the line feed before it, cut into pieces that begin with a line feed or `<`
-/// and hold no other: so a tag of the format is the beginning of a piece, and within one nearly every token fits
-/// by one look at the lexer's state. `NO_TAGS`, one expression for the whole text, costs a walk over the vocabulary
-/// at each token, and stands where a length or a pattern has to hold too.
+/// and hold no other: so a tag of the format is the beginning of a piece, and within one nearly every
+/// token fits by one look at the lexer's state. `NO_TAGS`, one expression for the whole text, costs a walk
+/// over the vocabulary at each token, and stands where a length or a pattern has to hold too.
 const VALUES: &str = r#"END: "\n</parameter>\n"
 any_text: TEXT_LINE (TEXT_LINE | TEXT_REST)* END
 TEXT_LINE: /\n<?[^<\n]*/ & ~/\n(<\/parameter>|<\/function>|<\/tool_call>|<parameter=|<tool_call>)[^<\n]*/

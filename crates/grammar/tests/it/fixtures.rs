@@ -8,6 +8,7 @@ use rand::rngs::SmallRng;
 use rand::{RngExt as _, SeedableRng as _};
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
+use std::time::Instant;
 
 pub(crate) struct Fixture {
     pub(crate) tokenizer: Tokenizer,
@@ -26,7 +27,9 @@ fn load(dir: &Path, vocab: impl Fn(&Tokenizer) -> usize) -> Fixture {
     let id = |token| tokenizer.token_id(token).unwrap();
     let eos = vec![id("<|im_end|>"), id("<|endoftext|>")];
     let compiler = Compiler::new(&tokenizer, vocab, &eos).unwrap();
+    let start = Instant::now();
     compiler.prepare().unwrap();
+    eprintln!("vocabulary of {vocab}: {:?}", start.elapsed());
     Fixture { tokenizer, compiler, eos, vocab }
 }
 

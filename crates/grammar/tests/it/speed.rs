@@ -2,7 +2,7 @@
 
 use crate::fixtures::{Fixture, published};
 use calla_engine::structure::Grammar;
-use calla_grammar::{Compiler, ToolChoice, tool_calls};
+use calla_grammar::{ToolChoice, tool_calls};
 use serde_json::{Value, json};
 use std::time::{Duration, Instant};
 
@@ -90,11 +90,6 @@ fn figures(fixture: &Fixture, name: &str, grammar: &Grammar, reply: &str) {
 #[test]
 fn figures_at_full_vocabulary() {
     let Some(fixture) = published() else { return };
-    let start = Instant::now();
-    let compiler = Compiler::new(&fixture.tokenizer, fixture.vocab, &fixture.eos).unwrap();
-    compiler.prepare().unwrap();
-    eprintln!("vocabulary of {}: {:?}", fixture.vocab, start.elapsed());
-    drop(compiler);
     let schema = Grammar::JsonSchema(agent_schema().to_string());
     figures(fixture, "agent schema", &schema, &agent_reply());
     figures(fixture, "json object", &Grammar::JsonObject, &agent_reply());
