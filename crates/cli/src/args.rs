@@ -1,5 +1,6 @@
 //! The flag table: `--help`, the parser, the man page and the shell completions all follow from it.
 
+use crate::engine_args::{EngineArgs, StructureArgs};
 use clap::builder::styling::{AnsiColor, Styles};
 use clap::{ArgAction, Args, Parser, Subcommand, ValueEnum, ValueHint};
 use std::path::PathBuf;
@@ -131,6 +132,13 @@ pub(crate) enum Device {
     Cuda,
 }
 
+fn parse_bias(text: &str) -> Result<(u32, f32), String> {
+    let (id, bias) = text.split_once('=').ok_or("expected ID=BIAS, as 42=-100")?;
+    let id = id.trim().parse().map_err(|_| format!("{id:?} is not a token id"))?;
+    let bias = bias.trim().parse().map_err(|_| format!("{bias:?} is not a number"))?;
+    Ok((id, bias))
+}
+
 /// How the next token is chosen.
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Sampling options")]
@@ -171,6 +179,20 @@ pub(crate) struct SamplingArgs {
     #[arg(long, value_name = "TEXT")]
     pub(crate) stop: Vec<String>,
 
+    /// Change a token's logit before it is chosen: ID=BIAS, from -100 (never) to 100 (always); may be given
+    /// several times
+    #[arg(long, value_name = "ID=BIAS", value_parser = parse_bias, allow_hyphen_values = true)]
+    pub(crate) logit_bias: Vec<(u32, f32)>,
+
+    /// Tokens to generate before the reply may end by itself
+    #[arg(long, value_name = "N", default_value_t = 0, allow_negative_numbers = true,
+          value_parser = clap::value_parser!(u32).range(0..))]
+    pub(crate) min_tokens: u32,
+
+    /// Never choose a token that ends the reply: it goes on to --max-tokens or to the end of the context
+    #[arg(long)]
+    pub(crate) ignore_eos: bool,
+
     /// Tokens to generate at most; without it, until the context is full
     #[arg(long, value_name = "N", allow_negative_numbers = true,
           value_parser = clap::value_parser!(u32).range(1..))]
@@ -187,6 +209,11 @@ pub(crate) struct ThinkArgs {
     /// Answer at once, without thinking
     #[arg(long)]
     pub(crate) no_think: bool,
+
+    /// End the thinking after so many tokens
+    #[arg(long, value_name = "TOKENS", allow_negative_numbers = true,
+          value_parser = clap::value_parser!(u32).range(0..))]
+    pub(crate) thinking_budget: Option<u32>,
 
     /// Keep the thinking of earlier answers in the prompt
     ///
@@ -288,6 +315,8 @@ pub(crate) struct ChatArgs {
     #[command(flatten)]
     pub(crate) model: ModelArgs,
     #[command(flatten)]
+    pub(crate) engine: EngineArgs,
+    #[command(flatten)]
     pub(crate) sampling: SamplingArgs,
 }
 
@@ -340,12 +369,22 @@ pub(crate) struct GenerateArgs {
     #[command(flatten)]
     pub(crate) think: ThinkArgs,
 
+    #[command(flatten)]
+    pub(crate) structure: StructureArgs,
+
     /// Print one JSON object instead of streaming text
     #[arg(long)]
     pub(crate) json: bool,
 
+    /// With --json: each token's log-probability, and those of the N most likely tokens
+    #[arg(long, value_name = "N", requires = "json", allow_negative_numbers = true,
+          value_parser = clap::value_parser!(u8).range(0..=20))]
+    pub(crate) logprobs: Option<u8>,
+
     #[command(flatten)]
     pub(crate) model: ModelArgs,
+    #[command(flatten)]
+    pub(crate) engine: EngineArgs,
     #[command(flatten)]
     pub(crate) sampling: SamplingArgs,
 }

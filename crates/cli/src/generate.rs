@@ -1,6 +1,7 @@
 //! `calla generate`: one prompt, one reply.
 
 use crate::args::GenerateArgs;
+use crate::grammar;
 use crate::input::{self, Conversation};
 use crate::load::Model;
 use crate::output;
@@ -16,7 +17,8 @@ pub(crate) fn run(args: &GenerateArgs) -> anyhow::Result<()> {
     sampling::check(&args.sampling)?;
     // The prompt is read first: a mistake in it should not cost the loading of a model.
     let prompt = read_prompt(args)?;
-    let mut model = Model::load(&args.model)?;
+    let grammar = grammar::from_flags(&args.structure, prompt.tools())?;
+    let mut model = Model::load(&args.model, &args.engine)?;
     let (ids, form) = match &prompt {
         Prompt::Raw(text) => (model.tokenizer.encode_raw(text)?, ReplyForm::Raw),
         Prompt::Chat(conversation) => {
@@ -31,17 +33,21 @@ pub(crate) fn run(args: &GenerateArgs) -> anyhow::Result<()> {
         prompt: ids,
         form,
         sampling: sampling::from_flags(&args.sampling)?,
-        stops: &args.sampling.stop,
-        max_tokens: args.sampling.max_tokens,
+        args: &args.sampling,
+        thinking_budget: args.think.thinking_budget,
+        grammar,
+        logprobs: args.logprobs,
     };
     let never = AtomicBool::new(false);
     if args.json {
         let outcome = run::run(&mut model, task, &never, |_| Ok(()))?;
+        model.session.save();
         return output::json(&outcome.to_json());
     }
     let mut printer = ReplyPrinter::new();
     let outcome = run::run(&mut model, task, &never, |event| printer.event(event))?;
     printer.finish()?;
+    model.session.save();
     match outcome.end {
         End::ContextFull => output::note("the context is full; --ctx makes it longer"),
         End::Length => output::note("stopped at --max-tokens"),
@@ -60,6 +66,15 @@ pub(crate) fn run(args: &GenerateArgs) -> anyhow::Result<()> {
 enum Prompt {
     Raw(String),
     Chat(Conversation),
+}
+
+impl Prompt {
+    fn tools(&self) -> &[serde_json::Value] {
+        match self {
+            Self::Raw(_) => &[],
+            Self::Chat(conversation) => &conversation.tools,
+        }
+    }
 }
 
 fn read_prompt(args: &GenerateArgs) -> anyhow::Result<Prompt> {

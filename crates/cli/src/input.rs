@@ -227,7 +227,12 @@ mod tests {
     #[test]
     fn settings_of_a_request_count_and_flags_win_over_them() {
         let messages = json!([{"role": "user", "content": "a"}]);
-        let no_flags = ThinkArgs { think: false, no_think: false, preserve_thinking: false };
+        let no_flags = ThinkArgs {
+            think: false,
+            no_think: false,
+            thinking_budget: None,
+            preserve_thinking: false,
+        };
         let (plain, unused) = parse(messages.clone()).unwrap();
         let options = plain.render_options(&no_flags);
         assert_eq!((options.enable_thinking, options.preserve_thinking), (None, None));

@@ -2,26 +2,32 @@
 
 use crate::args::{Device, ModelArgs};
 use crate::discover::{self, Candidate, Why};
+use crate::engine_args::EngineArgs;
+use crate::grammar;
 use crate::machine::this_machine;
 use crate::output;
 use anyhow::bail;
 use calla_cpu::Cpu;
-use calla_engine::memory::cache_size;
-use calla_engine::{CutRule, Machine, MemoryPlan, Refusal, Session};
+use calla_engine::{CutRule, Machine, MemoryPlan, Refusal, Speculation, StateNeeds, Thinking};
 use calla_model::network::CheckpointParts;
+use calla_model::shape::PAGE_TOKENS;
 use calla_model::{Config, Network, Shape};
-use calla_ops::{Executor, Reference, Runner};
+use calla_ops::runner::HostOps;
+use calla_ops::{CacheSize, Executor, Reference, Runner};
+use calla_runtime::{Driver, Limits, Session, engine_config};
+use calla_store::{Sizes, Store, StoreError};
 use calla_text::{ChatTemplate, GenerationDefaults, Tokenizer};
 use calla_weights::inspect::{Inspection, Part};
 use calla_weights::{Checkpoint, inspect};
 use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime};
 
 /// Context without `--ctx`, where the model and the machine allow it.
 const CONTEXT_DEFAULT: usize = 16_384;
 /// A default context below this would only puzzle: rather refuse.
 const CONTEXT_DEFAULT_MIN: usize = 2_048;
-/// Memory for snapshots of earlier prefixes beside the running sequence, in bytes; less where less is left.
-const SNAPSHOT_BYTES_MAX: u64 = 2_000_000_000;
+/// Saved prefixes that were not used for so long are removed.
+const DISK_CACHE_AGE: Duration = Duration::from_secs(14 * 24 * 3600);
 /// Bytes of a stored key or value, and of an element of the convolution window, in host memory.
 pub(crate) const ELEMENT_BYTES: usize = 4;
 
@@ -34,6 +40,8 @@ pub(crate) struct Loaded {
     pub(crate) context: usize,
     /// Words for the device.
     pub(crate) device: String,
+    /// Tells the checkpoint from others.
+    fingerprint: String,
     /// Why this checkpoint was taken.
     pub(crate) why: Why,
 }
@@ -55,27 +63,40 @@ pub(crate) struct Model {
 
 impl Model {
     /// Loads the model that the flags name, or the best that is found.
-    pub(crate) fn load(args: &ModelArgs) -> anyhow::Result<Self> {
+    pub(crate) fn load(args: &ModelArgs, engine: &EngineArgs) -> anyhow::Result<Self> {
         check_device(args.device)?;
         let machine = this_machine()?;
         discover::first_that_loads(args.model.as_deref(), |candidate, _| {
-            let opened = Opened::new(candidate, args.context(), &machine)?;
+            let opened = Opened::new(candidate, args.context(), engine.speculate, &machine)?;
             let text = opened.text()?;
-            Self::new(opened.load(args, &machine)?, text)
+            let budget = u64::from(engine.cache_memory) * 1_000_000;
+            Self::new(opened.load(args, budget, &machine)?, text, engine)
         })
     }
 
-    fn new(loaded: Loaded, text: TextSide) -> anyhow::Result<Self> {
-        let Loaded { dir, config, runner, context, device, why } = loaded;
+    fn new(loaded: Loaded, text: TextSide, engine: &EngineArgs) -> anyhow::Result<Self> {
+        let store = engine.disk_cache.as_deref().and_then(|dir| open_store(dir, &loaded, engine));
+        let Loaded { dir, config, runner, context, device, why, .. } = loaded;
         let TextSide { tokenizer, .. } = text;
         let defaults = GenerationDefaults::load(&dir)?;
         let ids = tokenizer.vocab_size();
         let mut stop_ids = tokenizer.eos_ids(&config.eos_token_ids, &defaults);
         // A model that opens a turn has ended its own, even if it forgot to say so.
         stop_ids.extend(tokenizer.token_id("<|im_start|>"));
+        let limits = Limits {
+            context,
+            running_max: 1,
+            queue_max: 1,
+            speculation: engine.speculate,
+            fast_cache: false,
+        };
+        let setup = engine_config(runner.as_ref(), cut_rule(&tokenizer), limits);
+        let context = setup.context;
+        let compile = grammar::compiler(&tokenizer, ids, &stop_ids)?;
+        let driver = Driver::new(runner, setup, compile, store)?;
         Ok(Self {
             dir,
-            session: Session::new(runner, context, cut_rule(&tokenizer)),
+            session: Session::new(driver, context),
             tokenizer,
             defaults,
             stop_ids,
@@ -83,6 +104,19 @@ impl Model {
             device,
             is_demo: why == Why::Demo,
         })
+    }
+
+    /// How thinking that a prompt has opened ends: by itself, or by force after `budget` tokens.
+    pub(crate) fn thinking(&self, budget: Option<u32>) -> anyhow::Result<Option<Thinking>> {
+        let Some(end_id) = self.tokenizer.token_id("</think>") else { return Ok(None) };
+        let mut forced_end = self.tokenizer.encode_text("\n")?;
+        forced_end.push(end_id);
+        Ok(Some(Thinking {
+            end_id,
+            budget: budget.map(|tokens| tokens as usize),
+            forced_end,
+            separator: self.tokenizer.encode_text("\n\n")?,
+        }))
     }
 
     /// The checkpoint's chat template.
@@ -103,7 +137,7 @@ pub(crate) fn load(args: &ModelArgs, context: Option<usize>) -> anyhow::Result<L
     let machine = this_machine()?;
     let context = args.context().or(context);
     discover::first_that_loads(args.model.as_deref(), |candidate, _| {
-        Opened::new(candidate, context, &machine)?.load(args, &machine)
+        Opened::new(candidate, context, Speculation::Off, &machine)?.load(args, 0, &machine)
     })
 }
 
@@ -122,7 +156,7 @@ impl TextSide {
                 let dir = candidate.dir.clone();
                 return Ok(Self { tokenizer: Tokenizer::load(&dir)?, dir });
             }
-            Opened::new(candidate, None, &this_machine()?)?.text()
+            Opened::new(candidate, None, Speculation::Off, &this_machine()?)?.text()
         })
     }
 }
@@ -142,9 +176,9 @@ struct Opened<'a> {
     checkpoint: Checkpoint,
     /// Bytes of weights.
     weights: u64,
-    /// Tokens to set state aside for.
-    context: usize,
-    /// Whether `context` is less than usual, for want of memory.
+    /// State to set aside.
+    needs: StateNeeds,
+    /// Whether its context is less than usual, for want of memory.
     is_short: bool,
 }
 
@@ -152,15 +186,23 @@ impl<'a> Opened<'a> {
     fn new(
         candidate: &'a Candidate,
         wanted: Option<usize>,
+        speculation: Speculation,
         machine: &Machine,
     ) -> anyhow::Result<Self> {
         let checkpoint = Checkpoint::open(&candidate.dir)?;
         let shape = &checkpoint.config().shape;
         let weights = text_bytes(&inspect(&checkpoint)?);
-        let context = plan(shape, weights, wanted, machine)
+        let depth = if shape.mtp_layers > 0 { speculation.depth_max() } else { 0 };
+        let needs = StateNeeds {
+            checkpoint_slots: depth,
+            drafting: depth > 0,
+            ..StateNeeds::one_sequence(0, ELEMENT_BYTES)
+        };
+        let needs = plan(shape, weights, wanted, needs, machine)
             .map_err(|refusal| with_alternative(refusal, candidate))?;
-        let is_short = wanted.is_none() && context < CONTEXT_DEFAULT.min(shape.max_positions);
-        Ok(Self { candidate, checkpoint, weights, context, is_short })
+        let usual = CONTEXT_DEFAULT.min(shape.max_positions);
+        let is_short = wanted.is_none() && needs.context < usual;
+        Ok(Self { candidate, checkpoint, weights, needs, is_short })
     }
 
     fn text(&self) -> anyhow::Result<TextSide> {
@@ -177,8 +219,11 @@ impl<'a> Opened<'a> {
         Ok(TextSide { dir, tokenizer })
     }
 
-    fn load(self, args: &ModelArgs, machine: &Machine) -> anyhow::Result<Loaded> {
-        let Self { candidate, checkpoint, weights, context, is_short } = self;
+    /// Loads the weights and starts the device. `budget`: bytes for state of earlier prefixes beside the
+    /// running sequence, less where less is left.
+    fn load(self, args: &ModelArgs, budget: u64, machine: &Machine) -> anyhow::Result<Loaded> {
+        let Self { candidate, checkpoint, weights, needs, is_short } = self;
+        let context = needs.context;
         if is_short {
             output::note(&format!(
                 "context: {context} tokens, which is what this machine's memory allows"
@@ -186,11 +231,13 @@ impl<'a> Opened<'a> {
         }
         let config = checkpoint.config().clone();
         let network = checkpoint.load()?;
-        let used = MemoryPlan::new(&config.shape, weights, context, ELEMENT_BYTES).total();
-        let budget = machine.limit().saturating_sub(used).min(SNAPSHOT_BYTES_MAX);
-        let (runner, device) = start(args, network, &config.shape, context, budget)?;
+        let used = MemoryPlan::new(&config.shape, weights, &needs).total();
+        let budget = machine.limit().saturating_sub(used).min(budget);
+        let size = needs.cache_size(&config.shape, budget);
+        let (runner, device) = start(args, network, &config.shape, size, needs.drafting)?;
+        let fingerprint = checkpoint.fingerprint();
         let Candidate { dir, why } = candidate.clone();
-        Ok(Loaded { dir, config, runner, context, device, why })
+        Ok(Loaded { dir, config, runner, context, device, fingerprint, why })
     }
 }
 
@@ -210,15 +257,18 @@ pub(crate) fn text_bytes(inspection: &Inspection) -> u64 {
     inspection.tensors.iter().filter(|t| t.part != Part::Vision).map(|t| t.bytes).sum()
 }
 
-/// The context to set aside state for, in tokens, or the refusal. Nothing of the weights is read.
+/// The state to set aside: `needs` with the context that was wanted or else fits, or the refusal. Nothing of
+/// the weights is read.
 fn plan(
     shape: &Shape,
     weights: u64,
     wanted: Option<usize>,
+    needs: StateNeeds,
     machine: &Machine,
-) -> anyhow::Result<usize> {
+) -> anyhow::Result<StateNeeds> {
     let check = |context| {
-        MemoryPlan::new(shape, weights, context, ELEMENT_BYTES).check(machine).map(|()| context)
+        let needs = StateNeeds { context, ..needs };
+        MemoryPlan::new(shape, weights, &needs).check(machine).map(|()| needs)
     };
     match wanted {
         Some(context) if context > shape.max_positions => bail!(
@@ -228,11 +278,11 @@ fn plan(
         Some(context) => Ok(check(context)?),
         None => {
             let default = CONTEXT_DEFAULT.min(shape.max_positions);
-            let longest = MemoryPlan::longest_context(shape, weights, ELEMENT_BYTES, machine);
+            let longest = MemoryPlan::longest_context(shape, weights, &needs, machine);
             if longest < CONTEXT_DEFAULT_MIN.min(default) {
                 return Ok(check(CONTEXT_DEFAULT_MIN.min(default))?);
             }
-            Ok(default.min(longest))
+            Ok(StateNeeds { context: default.min(longest), ..needs })
         }
     }
 }
@@ -241,19 +291,62 @@ fn start(
     args: &ModelArgs,
     network: Network<CheckpointParts>,
     shape: &Shape,
-    context: usize,
-    snapshot_budget: u64,
+    size: CacheSize,
+    drafting: bool,
 ) -> anyhow::Result<(Box<dyn Runner>, String)> {
-    let size = cache_size(shape, context, ELEMENT_BYTES, snapshot_budget);
     if args.device == Device::Reference {
         let ops = Reference::new(shape.clone(), size)?;
-        return Ok((Box::new(Executor { ops, network }), "f32 reference".to_owned()));
+        return Ok((runner(ops, network, drafting)?, "f32 reference".to_owned()));
     }
     // 0: all that the machine offers.
     let ops = Cpu::new(shape.clone(), size, args.threads.map_or(0, usize::from))?;
     let threads = ops.threads();
     let words = format!("CPU, {threads} {}", if threads == 1 { "thread" } else { "threads" });
-    Ok((Box::new(Executor { ops, network }), words))
+    Ok((runner(ops, network, drafting)?, words))
+}
+
+fn runner<O>(
+    ops: O,
+    network: Network<CheckpointParts>,
+    drafting: bool,
+) -> anyhow::Result<Box<dyn Runner>>
+where
+    O: HostOps<Parts = CheckpointParts> + 'static,
+{
+    let executor = Executor::new(ops, network);
+    Ok(Box::new(if drafting { executor.with_drafts()? } else { executor }))
+}
+
+/// Opens the disk cache. That it cannot be had is told, and the program goes on without.
+fn open_store(dir: &Path, loaded: &Loaded, engine: &EngineArgs) -> Option<Store> {
+    let runner = &loaded.runner;
+    // State of another checkpoint, of other arithmetic or of another version of the program may differ in
+    // its last bits, and a reply must not depend on it.
+    let version = format!(
+        "calla {} {} {}{}",
+        env!("CARGO_PKG_VERSION"),
+        loaded.fingerprint,
+        runner.arithmetic(),
+        if runner.can_draft() { " drafting" } else { "" }
+    );
+    let sizes = Sizes {
+        state_bytes: runner.slot_bytes(),
+        page_bytes: runner.page_bytes(),
+        page_tokens: PAGE_TOKENS,
+    };
+    let bytes = u64::from(engine.disk_cache_size) * 1_000_000_000;
+    let limits = calla_store::Limits { bytes, age: DISK_CACHE_AGE };
+    match Store::open(dir, &version, sizes, limits, SystemTime::now()) {
+        Ok(store) => Some(store),
+        Err(error) => {
+            output::note_error(&no_disk_cache(error));
+            None
+        }
+    }
+}
+
+fn no_disk_cache(error: StoreError) -> anyhow::Error {
+    anyhow::Error::new(error).context("going on without the disk cache")
 }
 
 #[cfg(test)]
@@ -265,19 +358,23 @@ mod tests {
         Machine { total, available: total, is_mac: false, gpu_limit_setting: None }
     }
 
+    /// The context that is planned for.
+    fn context(wanted: Option<usize>, machine: &Machine) -> anyhow::Result<usize> {
+        let needs = StateNeeds::one_sequence(0, ELEMENT_BYTES);
+        Ok(plan(&Shape::full(40), 19_508_787_456, wanted, needs, machine)?.context)
+    }
+
     #[test]
     fn the_default_context_shrinks_to_what_fits_and_no_further() {
-        let shape = Shape::full(40);
-        let weights = 19_508_787_456;
-        assert_eq!(plan(&shape, weights, None, &machine(64)).unwrap(), CONTEXT_DEFAULT);
-        assert_eq!(plan(&shape, weights, Some(4096), &machine(64)).unwrap(), 4096);
+        assert_eq!(context(None, &machine(64)).unwrap(), CONTEXT_DEFAULT);
+        assert_eq!(context(Some(4096), &machine(64)).unwrap(), 4096);
         // 19.5 GB of weights, 66 MB of state and 1 GiB of reserve leave room for a few thousand tokens.
         let tight = Machine { available: 20_900_000_000, ..machine(20) };
-        let context = plan(&shape, weights, None, &tight).unwrap();
-        assert!((CONTEXT_DEFAULT_MIN..CONTEXT_DEFAULT).contains(&context), "{context}");
-        let message = plan(&shape, weights, None, &machine(16)).unwrap_err().to_string();
+        let short = context(None, &tight).unwrap();
+        assert!((CONTEXT_DEFAULT_MIN..CONTEXT_DEFAULT).contains(&short), "{short}");
+        let message = context(None, &machine(16)).unwrap_err().to_string();
         assert!(message.contains("does not fit"), "{message}");
-        let message = plan(&shape, weights, Some(300_000), &machine(640)).unwrap_err().to_string();
+        let message = context(Some(300_000), &machine(640)).unwrap_err().to_string();
         assert!(message.contains("at most 262144"), "{message}");
     }
 }

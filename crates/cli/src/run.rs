@@ -1,8 +1,12 @@
 //! One request from prompt ids to a finished reply, with its timings: shared by `chat` and `generate`.
 
+use crate::args::SamplingArgs;
 use crate::load::Model;
 use crate::prefill_line::PrefillLine;
-use calla_engine::{CacheKey, FinishReason, Progress, Request, Reuse, Sampling};
+use calla_engine::{
+    CacheKey, FinishReason, Grammar, Miss, Request, Sampling, TokenLogprobs, Usage,
+};
+use calla_runtime::Progress;
 use calla_text::{Event, FinishedReply, ReplyAssembler, ReplyForm};
 use serde_json::{Value, json};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -13,21 +17,27 @@ pub(crate) struct Task<'a> {
     pub(crate) prompt: Vec<u32>,
     pub(crate) form: ReplyForm<'a>,
     pub(crate) sampling: Sampling,
-    pub(crate) stops: &'a [String],
-    /// `None`: until the context is full.
-    pub(crate) max_tokens: Option<u32>,
+    /// What else the flags say of the reply: its length and its ends.
+    pub(crate) args: &'a SamplingArgs,
+    /// Tokens of thinking at most.
+    pub(crate) thinking_budget: Option<u32>,
+    pub(crate) grammar: Option<Grammar>,
+    /// Log-probabilities of each token, and of so many likely ones.
+    pub(crate) logprobs: Option<u8>,
 }
 
 /// A reply and how it came about.
 pub(crate) struct Outcome {
     pub(crate) reply: FinishedReply,
     pub(crate) ids: Vec<u32>,
+    /// Of each token, if they were asked for; of tokens that nobody chose there are none.
+    pub(crate) logprobs: Vec<Option<TokenLogprobs>>,
     pub(crate) end: End,
     pub(crate) prompt_tokens: usize,
     /// Prompt tokens computed or reused: all of them, unless the reply ended before it began.
     pub(crate) prompt_done: usize,
-    /// Prompt tokens that had been computed before, and why not more of them.
-    pub(crate) reuse: Reuse,
+    /// Counts, among them the prompt tokens that had been computed before and why not more.
+    pub(crate) usage: Usage,
     /// Until the first token was there.
     pub(crate) prefill: Duration,
     /// From the first token to the last.
@@ -50,7 +60,7 @@ pub(crate) enum End {
 impl Outcome {
     /// Prompt tokens computed per second.
     pub(crate) fn prefill_rate(&self) -> f64 {
-        rate(self.prompt_done.saturating_sub(self.reuse.reused), self.prefill)
+        rate(self.prompt_done.saturating_sub(self.usage.reuse.reused), self.prefill)
     }
 
     /// Reply tokens per second, the first one not counted: it belongs to the prefill.
@@ -69,6 +79,7 @@ impl Outcome {
 
     /// The object that `generate --json` prints.
     pub(crate) fn to_json(&self) -> Value {
+        let reuse = self.usage.reuse;
         let calls: Vec<Value> = self
             .reply
             .reply
@@ -81,7 +92,7 @@ impl Outcome {
                 json!({"id": call_id(index), "type": "function", "function": function})
             })
             .collect();
-        json!({
+        let mut value = json!({
             "text": self.reply.reply.content,
             "reasoning": self.reply.reply.reasoning,
             "tool_calls": calls,
@@ -89,9 +100,14 @@ impl Outcome {
             "finish_reason": self.finish_reason(),
             "usage": {
                 "prompt_tokens": self.prompt_tokens,
-                "cached_tokens": self.reuse.reused,
+                "cached_tokens": reuse.reused,
+                "common_tokens": reuse.common,
+                "cache_miss": reuse.miss.map(Miss::name),
+                "diverges_at": reuse.divergence.map(|d| json!({"token": d.token, "message": d.message})),
                 "completion_tokens": self.ids.len(),
                 "reasoning_tokens": self.reply.reasoning_tokens,
+                "drafted_tokens": self.usage.drafted_tokens,
+                "accepted_tokens": self.usage.accepted_tokens,
             },
             "timings": {
                 "prefill_seconds": self.prefill.as_secs_f64(),
@@ -99,8 +115,18 @@ impl Outcome {
                 "prefill_tokens_per_second": self.prefill_rate(),
                 "decode_tokens_per_second": self.decode_rate(),
             },
-        })
+        });
+        if !self.logprobs.is_empty() {
+            value["logprobs"] = self.logprobs.iter().map(logprobs_json).collect();
+        }
+        value
     }
+}
+
+fn logprobs_json(logprobs: &Option<TokenLogprobs>) -> Value {
+    let Some(TokenLogprobs { logprob, top }) = logprobs else { return Value::Null };
+    let top: Vec<Value> = top.iter().map(|(id, lp)| json!({"id": id, "logprob": lp})).collect();
+    json!({"logprob": logprob, "top": top})
 }
 
 /// Id of a reply's call.
@@ -121,16 +147,24 @@ pub(crate) fn run(
 ) -> anyhow::Result<Outcome> {
     let start = Instant::now();
     let prompt_tokens = task.prompt.len();
-    let mut assembler = ReplyAssembler::new(&model.tokenizer, task.form, task.stops)?;
+    let is_thinking = matches!(task.form, ReplyForm::Chat { thinking: true, .. });
+    let thinking = if is_thinking { model.thinking(task.thinking_budget)? } else { None };
+    let mut assembler = ReplyAssembler::new(&model.tokenizer, task.form, &task.args.stop)?;
     let mut generation = model.session.start(Request {
         prompt: task.prompt,
         key: CacheKey::default(),
         sampling: task.sampling,
-        max_tokens: task.max_tokens.map_or(usize::MAX, |n| n as usize),
+        max_tokens: task.args.max_tokens.map_or(usize::MAX, |n| n as usize),
+        min_tokens: task.args.min_tokens as usize,
         stop_ids: model.stop_ids.clone(),
+        ignore_eos: task.args.ignore_eos,
         vocab_used: model.vocab_used,
+        top_logprobs: task.logprobs.map(usize::from),
+        thinking,
+        grammar: task.grammar,
     })?;
     let mut ids = Vec::new();
+    let mut logprobs = Vec::new();
     let mut first_token = None;
     let mut prompt_done = 0;
     let mut line = PrefillLine::new();
@@ -144,7 +178,10 @@ pub(crate) fn run(
                 prompt_done = done;
                 line.update(done, total);
             }
-            Progress::Token(id) => {
+            Progress::Token(id, of_token) => {
+                if task.logprobs.is_some() {
+                    logprobs.push(of_token);
+                }
                 first_token.get_or_insert_with(Instant::now);
                 prompt_done = prompt_tokens;
                 line.erase();
@@ -163,7 +200,7 @@ pub(crate) fn run(
         }
     };
     drop(line);
-    let reuse = generation.end().reuse;
+    let usage = generation.end();
     let now = Instant::now();
     let first_token = first_token.unwrap_or(now);
     let reply = assembler.finish();
@@ -173,10 +210,11 @@ pub(crate) fn run(
     Ok(Outcome {
         reply,
         ids,
+        logprobs,
         end,
         prompt_tokens,
         prompt_done,
-        reuse,
+        usage,
         prefill: first_token - start,
         decode: now - first_token,
     })

@@ -54,8 +54,8 @@ fn over(args: &SamplingArgs, base: Sampling) -> Sampling {
         repetition_penalty: args.repetition_penalty.unwrap_or(base.repetition_penalty),
         presence_penalty: args.presence_penalty.unwrap_or(base.presence_penalty),
         frequency_penalty: args.frequency_penalty.unwrap_or(base.frequency_penalty),
+        logit_bias: args.logit_bias.iter().copied().collect(),
         seed: args.seed.unwrap_or(base.seed),
-        ..base
     }
 }
 

@@ -1,19 +1,28 @@
-//! The engine: requests, cancellations and finished steps go in; steps and tokens come out.
+//! The engine: requests, cancellations and finished work go in; steps, effects and tokens come out.
 //!
-//! Each step holds one row of every decoding sequence and slices of prompts up to a budget of rows, taken
+//! Each step holds the rows of every decoding sequence and slices of prompts up to a budget of rows, taken
 //! in turn, so a long prompt stalls nobody. An admitted sequence has KV pages reserved for its prompt and
 //! its longest reply; all other memory holds snapshots, which give way, least recently used first.
+//!
+//! This file has the engine's interface; `admission` gives sequences their state, `compose` makes steps,
+//! `results` takes what they gave, `snapshots` keeps and gives up state.
+
+mod admission;
+mod compose;
+mod results;
+mod snapshots;
 
 use crate::cuts::CutRule;
 use crate::pool::Pool;
-use crate::prefix_cache::{CacheKey, Lookup, PrefixCache, Reuse, Snapshot};
-use crate::sequence::{
-    FinishReason, Request, RequestId, Sequence, SequenceState, Work, snapshot_positions,
-};
-use crate::step::{Arithmetic, StateOp, Step};
+use crate::prefix_cache::{PrefixCache, Reuse};
+use crate::request::{FinishReason, Request, RequestId, SubmitError};
+use crate::sequence::{Ending, Sequence, State, Structure, Work};
+use crate::speculation::{DepthChooser, Speculation};
+use crate::step::{Arithmetic, Effect, FileId, StateOp, Ticket};
+use crate::structure::{MatchError, Matcher};
 use calla_model::shape::PAGE_TOKENS;
-use calla_ops::sample::{Allowed, ChooseError, SamplingError, choose};
-use calla_ops::{Batch, CacheSize, Rows, Span, SpanKind, StepError};
+use calla_ops::sample::{TOP_LOGPROBS_MAX, TokenLogprobs};
+use calla_ops::{CacheSize, TokenMask};
 use std::collections::VecDeque;
 
 /// How an engine is set up.
@@ -35,48 +44,20 @@ pub struct EngineConfig {
     pub rule: CutRule,
     /// Whether decoding rounds like prefill.
     pub arithmetic: Arithmetic,
+    /// Keep states that decoding reached in split arithmetic, although what is computed from them may differ
+    /// in the last bits from a cold run; usage says where one was used.
+    pub fast_cache: bool,
     /// A snapshot at least every so many tokens of a long prompt.
     pub snapshot_interval: usize,
     /// Tokens of prefixes that the cache remembers.
     pub remembered_tokens_max: usize,
-}
-
-/// Why a request was not accepted.
-#[derive(Debug, thiserror::Error)]
-pub enum SubmitError {
-    /// The prompt has no token.
-    #[error("the prompt is empty")]
-    EmptyPrompt,
-    /// The prompt does not leave room for one token of reply.
-    #[error(
-        "the prompt has {prompt} tokens but the context holds {context}; \
-         shorten it or raise the context length"
-    )]
-    ContextLength {
-        /// Tokens of the prompt.
-        prompt: usize,
-        /// Tokens that the context holds.
-        context: usize,
-    },
-    /// A prompt token is not in the vocabulary.
-    #[error("token {token} at position {position} is not below the vocabulary size {vocab_size}")]
-    Token {
-        /// The token.
-        token: u32,
-        /// Its place in the prompt.
-        position: usize,
-        /// Rows of the embedding.
-        vocab_size: usize,
-    },
-    /// A sampling parameter is out of range.
-    #[error(transparent)]
-    Sampling(#[from] SamplingError),
-    /// Too many requests wait.
-    #[error("{waiting} requests are waiting, the most that the queue holds; try again later")]
-    QueueFull {
-        /// Requests that wait.
-        waiting: usize,
-    },
+    /// Drafts of the multi-token-prediction layer.
+    pub speculation: Speculation,
+    /// Slots set apart for the states between drafts; each draft under way needs one.
+    pub checkpoint_slots: usize,
+    /// Evicted snapshots of so many tokens are saved to files, and saved ones that go so many tokens beyond
+    /// those in memory are loaded. `None`: no files.
+    pub file_tokens_min: Option<usize>,
 }
 
 /// Something that happened to a request.
@@ -97,6 +78,8 @@ pub enum Output {
         id: RequestId,
         /// The token.
         token: u32,
+        /// If they were asked for and the token was chosen, not forced.
+        logprobs: Option<TokenLogprobs>,
     },
     /// The reply is complete.
     Finished {
@@ -107,13 +90,27 @@ pub enum Output {
         /// Its counts.
         usage: Usage,
     },
-    /// The device failed while it ran this request, or gave logits that are no numbers; others go on.
+    /// The request came to nothing; others go on.
     Failed {
         /// The request.
         id: RequestId,
         /// What went wrong.
-        error: String,
+        failure: Failure,
     },
+}
+
+/// What made a request fail after it was accepted.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Failure {
+    /// The device failed while it ran the request, or gave logits that are no numbers.
+    #[error("{0}")]
+    Device(String),
+    /// Its grammar could not be compiled.
+    #[error("{0}")]
+    Grammar(String),
+    /// Its reply could not be held to its grammar.
+    #[error(transparent)]
+    Match(#[from] MatchError),
 }
 
 /// Counts of a finished request.
@@ -125,26 +122,84 @@ pub struct Usage {
     pub reuse: Reuse,
     /// Tokens of the reply.
     pub completion_tokens: usize,
+    /// Tokens that were drafted for it.
+    pub drafted_tokens: usize,
+    /// Drafted tokens that are in the reply.
+    pub accepted_tokens: usize,
+}
+
+/// What the step on the device is about.
+#[derive(Debug)]
+enum InFlight {
+    /// Moves of state only.
+    Moves,
+    /// Rows, by request. `slots` hold the states after each row but the last of those with drafts.
+    Batch(Vec<(RequestId, Work, Vec<usize>)>),
+    /// Drafts, by request.
+    Drafts(Vec<RequestId>),
+}
+
+/// A matcher that is lent out so that its mask is computed while the device runs.
+pub struct MaskJob {
+    id: RequestId,
+    matcher: Box<dyn Matcher>,
+    mask: Option<Result<TokenMask, MatchError>>,
+}
+
+impl MaskJob {
+    /// Computes the mask.
+    pub fn run(&mut self) {
+        self.mask = Some(self.matcher.mask());
+    }
 }
 
 /// The engine. It never runs anything itself: [`Engine::next_step`] says what to run and
-/// [`Engine::complete`] takes the result.
-#[derive(Debug)]
+/// [`Engine::complete`] takes the result; [`Engine::next_effect`] says what else is to be done.
 pub struct Engine {
     config: EngineConfig,
     pages: Pool,
     slots: Pool,
+    /// Slots for states between drafts that are not in use.
+    checkpoints: Vec<usize>,
     cache: PrefixCache,
     queue: VecDeque<Sequence>,
     running: Vec<Sequence>,
-    /// Rows of the step that is being run, by request.
-    in_flight: Option<Vec<(RequestId, Work)>>,
+    in_flight: Option<InFlight>,
     /// Moves of state that the next step begins with.
     state_ops: Vec<StateOp>,
+    effects: VecDeque<Effect>,
     outputs: VecDeque<Output>,
     next_id: u64,
+    next_ticket: u64,
     /// Running sequence whose prefill comes first in the next step.
     turn: usize,
+    depth_chooser: DepthChooser,
+    /// Seconds that the drafts of this round took.
+    draft_seconds: f64,
+    counts: Counts,
+}
+
+/// What the engine has done since it was made.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counts {
+    /// Requests that ended, in whatever way.
+    pub requests: u64,
+    /// Prompt tokens of requests that were started.
+    pub prompt_tokens: u64,
+    /// Prompt tokens that were reused.
+    pub reused_tokens: u64,
+    /// Prompt tokens that were reused from files.
+    pub loaded_tokens: u64,
+    /// Tokens generated.
+    pub generated_tokens: u64,
+    /// Tokens drafted.
+    pub drafted_tokens: u64,
+    /// Drafted tokens that were kept.
+    pub accepted_tokens: u64,
+    /// Snapshots given up.
+    pub evictions: u64,
+    /// Loads and saves that failed.
+    pub file_errors: u64,
 }
 
 impl Engine {
@@ -155,19 +210,31 @@ impl Engine {
     #[must_use]
     pub fn new(config: EngineConfig) -> Self {
         assert!(config.running_max >= 1 && config.slice_rows >= 1 && config.queue_max >= 1);
-        assert!(config.running_max <= config.cache.slots, "each running sequence needs a slot");
+        assert!(
+            config.running_max + config.checkpoint_slots <= config.cache.slots,
+            "each running sequence and each draft needs a slot"
+        );
         assert!(config.context >= 2 && config.context <= config.cache.pages * PAGE_TOKENS);
+        let mut slots = Pool::new(config.cache.slots);
+        let checkpoints =
+            (0..config.checkpoint_slots).map(|_| slots.take().expect("counted above")).collect();
         Self {
             pages: Pool::new(config.cache.pages),
-            slots: Pool::new(config.cache.slots),
+            slots,
+            checkpoints,
             cache: PrefixCache::new(config.remembered_tokens_max),
             queue: VecDeque::new(),
             running: Vec::new(),
             in_flight: None,
             state_ops: Vec::new(),
+            effects: VecDeque::new(),
             outputs: VecDeque::new(),
             next_id: 0,
+            next_ticket: 0,
             turn: 0,
+            depth_chooser: DepthChooser::new(config.speculation),
+            draft_seconds: 0.0,
+            counts: Counts::default(),
             config,
         }
     }
@@ -175,9 +242,23 @@ impl Engine {
     /// Accepts a request, or says why not.
     ///
     /// # Errors
-    /// If the prompt is empty, too long or holds unknown tokens, a sampling parameter is out of range, or
-    /// the queue is full.
+    /// If the prompt is empty, too long or holds unknown tokens, a parameter is out of range, or the queue is
+    /// full.
     pub fn submit(&mut self, request: Request) -> Result<RequestId, SubmitError> {
+        self.check(&request)?;
+        if self.queue.len() >= self.config.queue_max {
+            return Err(SubmitError::QueueFull { waiting: self.queue.len() });
+        }
+        let id = RequestId(self.next_id);
+        self.next_id += 1;
+        if let Some(grammar) = &request.grammar {
+            self.effects.push_back(Effect::Compile { id, grammar: grammar.clone() });
+        }
+        self.queue.push_back(Sequence::new(id, request));
+        Ok(id)
+    }
+
+    fn check(&self, request: &Request) -> Result<(), SubmitError> {
         request.sampling.validate()?;
         let (prompt, context) = (request.prompt.len(), self.config.context);
         if prompt == 0 {
@@ -186,34 +267,104 @@ impl Engine {
         if prompt >= context {
             return Err(SubmitError::ContextLength { prompt, context });
         }
+        self.check_tokens("prompt", request.prompt.iter())?;
+        request.sampling.validate_tokens(self.config.vocab_size.min(request.vocab_used))?;
+        if let Some(value) = request.top_logprobs.filter(|&value| value > TOP_LOGPROBS_MAX) {
+            return Err(SubmitError::TopLogprobs { value, max: TOP_LOGPROBS_MAX });
+        }
+        if let Some(thinking) = &request.thinking {
+            self.check_tokens("forced end of thinking", thinking.forced_end.iter())?;
+            self.check_tokens("separator after thinking", thinking.separator.iter())?;
+            if thinking.forced_end.last() != Some(&thinking.end_id) {
+                return Err(SubmitError::ThinkingEnd { end_id: thinking.end_id });
+            }
+        }
+        Ok(())
+    }
+
+    fn check_tokens<'a>(
+        &self,
+        what: &'static str,
+        tokens: impl Iterator<Item = &'a u32>,
+    ) -> Result<(), SubmitError> {
         let vocab_size = self.config.vocab_size;
-        if let Some(position) = request.prompt.iter().position(|&t| t as usize >= vocab_size) {
-            let token = request.prompt[position];
-            return Err(SubmitError::Token { token, position, vocab_size });
+        match tokens.enumerate().find(|&(_, &token)| token as usize >= vocab_size) {
+            Some((position, &token)) => {
+                Err(SubmitError::Token { what, token, position, vocab_size })
+            }
+            None => Ok(()),
         }
-        if self.queue.len() >= self.config.queue_max {
-            return Err(SubmitError::QueueFull { waiting: self.queue.len() });
-        }
-        let id = RequestId(self.next_id);
-        self.next_id += 1;
-        self.queue.push_back(Sequence::new(id, request));
-        Ok(id)
     }
 
     /// Ends a request early. What its prefill has computed stays in the cache. Unknown or finished
     /// requests are ignored: the caller may have raced with their end.
     pub fn cancel(&mut self, id: RequestId) {
+        self.end(id, Ending::Cancelled);
+    }
+
+    /// Ends a request now, or, if the device or a file works for it, when that is done.
+    fn end(&mut self, id: RequestId, ending: Ending) {
         if let Some(i) = self.queue.iter().position(|s| s.id == id) {
             let sequence = self.queue.remove(i).expect("just found");
-            self.finish(sequence, FinishReason::Cancelled);
+            self.conclude(sequence, ending);
         } else if let Some(i) = self.running.iter().position(|s| s.id == id) {
-            let flying = self.in_flight.iter().flatten().any(|(flying, _)| *flying == id);
-            if flying {
-                // Its rows are on the device; it ends when they come back.
-                self.running[i].cancelled = true;
+            let is_loading = matches!(self.running[i].state, State::Loading { .. });
+            if is_loading || self.is_in_flight(id) {
+                self.running[i].ending.get_or_insert(ending);
             } else {
                 let sequence = self.running.remove(i);
-                self.finish(sequence, FinishReason::Cancelled);
+                self.conclude(sequence, ending);
+            }
+        }
+    }
+
+    fn is_in_flight(&self, id: RequestId) -> bool {
+        match &self.in_flight {
+            None | Some(InFlight::Moves) => false,
+            Some(InFlight::Batch(work)) => work.iter().any(|(flying, ..)| *flying == id),
+            Some(InFlight::Drafts(ids)) => ids.contains(&id),
+        }
+    }
+
+    /// Takes the result of [`Effect::Compile`]. A request that is gone is ignored.
+    pub fn compiled(&mut self, id: RequestId, result: Result<Box<dyn Matcher>, String>) {
+        match result {
+            Err(error) => self.end(id, Ending::Failed(Failure::Grammar(error))),
+            Ok(matcher) => {
+                let mut all = self.queue.iter_mut().chain(&mut self.running);
+                if let Some(sequence) = all.find(|s| s.id == id) {
+                    sequence.structure = Structure::Ready { matcher, mask: None };
+                }
+            }
+        }
+    }
+
+    /// Matchers whose masks the running step's logits will need. Whoever runs them beside the device gives
+    /// them back with [`Engine::return_masks`] before [`Engine::complete`]; masks that nobody computes are
+    /// computed then.
+    pub fn mask_jobs(&mut self) -> Vec<MaskJob> {
+        let Some(InFlight::Batch(work)) = &self.in_flight else { return vec![] };
+        let ids: Vec<RequestId> =
+            work.iter().filter(|(_, work, _)| work.outputs > 0).map(|&(id, ..)| id).collect();
+        let mut jobs = vec![];
+        for sequence in self.running.iter_mut().filter(|s| ids.contains(&s.id)) {
+            let is_wanted = matches!(sequence.structure, Structure::Ready { mask: None, .. });
+            if sequence.is_structured()
+                && is_wanted
+                && let Structure::Ready { matcher, .. } =
+                    std::mem::replace(&mut sequence.structure, Structure::Lent)
+            {
+                jobs.push(MaskJob { id: sequence.id, matcher, mask: None });
+            }
+        }
+        jobs
+    }
+
+    /// Takes matchers back.
+    pub fn return_masks(&mut self, jobs: Vec<MaskJob>) {
+        for MaskJob { id, matcher, mask } in jobs {
+            if let Some(sequence) = self.running.iter_mut().find(|s| s.id == id) {
+                sequence.structure = Structure::Ready { matcher, mask };
             }
         }
     }
@@ -221,6 +372,11 @@ impl Engine {
     /// The next thing that happened.
     pub fn poll(&mut self) -> Option<Output> {
         self.outputs.pop_front()
+    }
+
+    /// The next thing to be done besides steps.
+    pub fn next_effect(&mut self) -> Option<Effect> {
+        self.effects.pop_front()
     }
 
     /// Requests that wait.
@@ -240,360 +396,52 @@ impl Engine {
     pub fn occupancy(&self) -> Occupancy {
         Occupancy {
             snapshots: self.cache.len(),
+            files: self.cache.files(),
             pages_used: self.pages.len() - self.pages.free(),
             pages: self.pages.len(),
-            slots_used: self.slots.len() - self.slots.free(),
+            slots_used: self.slots.len() - self.slots.free() - self.config.checkpoint_slots,
+            slots: self.slots.len() - self.config.checkpoint_slots,
         }
     }
 
-    /// Gives up every snapshot, for memory or for tests of balance.
-    pub fn drop_cache(&mut self) {
-        while self.evict_one() {}
-    }
-
-    /// What to run next; `None` when there is nothing to do.
-    ///
-    /// # Panics
-    /// If the step before has not been completed.
-    pub fn next_step(&mut self) -> Option<Step> {
-        assert!(self.in_flight.is_none(), "one step at a time");
-        self.admit();
-        let work = self.compose();
-        let state = std::mem::take(&mut self.state_ops);
-        if work.is_empty() {
-            return (!state.is_empty()).then_some(Step { state, batch: None });
-        }
-        let batch = self.batch(&work);
-        self.in_flight = Some(work);
-        Some(Step { state, batch: Some(batch) })
-    }
-
-    /// Takes the result of the step that [`Engine::next_step`] gave: the logits of its output rows. A step
-    /// without a batch needs no completion.
-    ///
-    /// # Panics
-    /// If no step is running.
-    pub fn complete(&mut self, result: Result<Rows, StepError>) {
-        let work = self.in_flight.take().expect("a step was running");
-        match result {
-            Ok(logits) => {
-                let mut row = 0;
-                for (id, work) in work {
-                    let logits = work.output.then(|| logits.row(row));
-                    row += usize::from(work.output);
-                    self.advance(id, work, logits);
-                }
-            }
-            Err(error) => {
-                for (id, _) in work {
-                    self.fail(id, &error.to_string());
-                }
-            }
-        }
+    /// What was done so far.
+    #[must_use]
+    pub fn counts(&self) -> Counts {
+        self.counts
     }
 
     fn index_of(&self, id: RequestId) -> usize {
         self.running.iter().position(|s| s.id == id).expect("a running request")
     }
 
-    // Admission.
+    fn ticket(&mut self) -> Ticket {
+        self.next_ticket += 1;
+        Ticket(self.next_ticket - 1)
+    }
 
-    fn admit(&mut self) {
-        while self.running.len() < self.config.running_max {
-            let Some(next) = self.queue.front() else { return };
-            let context = self.config.context;
-            let reserved: usize = self.running.iter().map(|s| s.pages_max(context)).sum();
-            if reserved + next.pages_max(context) > self.pages.len() {
-                return;
+    /// Tells of a saved prefix from an earlier run. One that is known already is to be removed.
+    pub fn add_file(&mut self, file: FileId, key: &crate::CacheKey, tokens: &[u32]) {
+        let is_known = tokens.iter().all(|&token| (token as usize) < self.config.vocab_size);
+        if !is_known || !self.cache.add_file(file, key, tokens) {
+            self.effects.push_back(Effect::Remove { file });
+        }
+    }
+
+    /// Takes the result of [`StateOp::Save`].
+    pub fn saved(&mut self, ticket: Ticket, file: Option<FileId>) {
+        self.counts.file_errors += u64::from(file.is_none());
+        match file {
+            // The cache was cleared while the file was being written.
+            Some(file) if !self.cache.is_saving(ticket) => {
+                self.effects.push_back(Effect::Remove { file });
             }
-            let mut sequence = self.queue.pop_front().expect("just seen");
-            self.start(&mut sequence);
-            self.running.push(sequence);
+            file => self.cache.written(ticket, file),
         }
     }
 
-    /// Gives a sequence its state: a copy of the deepest snapshot, or none of its tokens.
-    fn start(&mut self, sequence: &mut Sequence) {
-        let key = &sequence.request.key;
-        let mut cuts = self.config.rule.cuts(&sequence.tokens);
-        let arithmetic = self.config.arithmetic;
-        let Lookup { snapshot, reuse } =
-            self.cache.lookup(key, &sequence.tokens, &self.config.rule, |depth| match arithmetic {
-                Arithmetic::Uniform => true,
-                Arithmetic::Split => cuts.binary_search_by_key(&depth, |c| c.position).is_ok(),
-            });
-        sequence.reuse = reuse;
-        let reused = reuse.reused;
-        cuts.retain(|cut| cut.position > reused);
-        sequence.snapshots =
-            snapshot_positions(&cuts, reused, reuse.common, self.config.snapshot_interval);
-        sequence.cuts = cuts.into();
-        let mut pages = Vec::new();
-        if let Some(snapshot) = &snapshot {
-            // Held before anything is evicted to make room.
-            for &page in &snapshot.pages {
-                self.pages.share(page);
-            }
-            pages.clone_from(&snapshot.pages);
-        }
-        let slot = self.take_slot();
-        self.state_ops.push(match &snapshot {
-            Some(snapshot) => StateOp::CopySlot { from: snapshot.slot, to: slot },
-            None => StateOp::ClearSlot { slot },
-        });
-        if !reused.is_multiple_of(PAGE_TOKENS) {
-            // The last page is partial and this sequence will write to it.
-            let last = pages.last_mut().expect("a prefix with tokens has pages");
-            *last = self.own_page(*last);
-        }
-        sequence.state = Some(SequenceState { slot, pages, done: reused });
-    }
-
-    fn take_slot(&mut self) -> usize {
-        loop {
-            if let Some(slot) = self.slots.take() {
-                return slot;
-            }
-            assert!(self.evict_one(), "running sequences alone never use all slots");
-        }
-    }
-
-    fn take_page(&mut self) -> usize {
-        loop {
-            if let Some(page) = self.pages.take() {
-                return page;
-            }
-            assert!(self.evict_one(), "admitted sequences have their pages reserved");
-        }
-    }
-
-    /// Turns shared ownership of a page into a page of one's own: a copy, or, when making room for one has
-    /// dropped all other owners, the page itself.
-    fn own_page(&mut self, page: usize) -> usize {
-        loop {
-            if self.pages.owners(page) == 1 {
-                return page;
-            }
-            if let Some(copy) = self.pages.take() {
-                self.state_ops.push(StateOp::CopyPage { from: page, to: copy });
-                self.pages.release(page);
-                return copy;
-            }
-            assert!(self.evict_one(), "admitted sequences have their pages reserved");
-        }
-    }
-
-    fn evict_one(&mut self) -> bool {
-        let Some(snapshot) = self.cache.evict() else { return false };
-        self.release_parts(snapshot.slot, &snapshot.pages);
-        true
-    }
-
-    fn release_parts(&mut self, slot: usize, pages: &[usize]) {
-        self.slots.release(slot);
-        for &page in pages {
-            self.pages.release(page);
-        }
-    }
-
-    fn release(&mut self, state: Option<SequenceState>) {
-        if let Some(state) = state {
-            self.release_parts(state.slot, &state.pages);
-        }
-    }
-
-    // Composition of a step.
-
-    /// One row of every decoding sequence, then slices of prompts in turn.
-    fn compose(&mut self) -> Vec<(RequestId, Work)> {
-        let mut work: Vec<(RequestId, Work)> = self
-            .running
-            .iter()
-            .filter(|s| !s.in_prefill())
-            .map(|s| (s.id, s.next_work(1)))
-            .collect();
-        let mut rows_left = self.config.slice_rows;
-        let count = self.running.len();
-        let first = self.turn;
-        for i in 0..count {
-            let at = (first + i) % count;
-            let sequence = &self.running[at];
-            if !sequence.in_prefill() {
-                continue;
-            }
-            if rows_left == 0 {
-                // It missed this step, so it comes first in the next.
-                self.turn = at;
-                break;
-            }
-            let next = sequence.next_work(rows_left);
-            rows_left = rows_left.saturating_sub(next.end - next.start);
-            work.push((sequence.id, next));
-            self.turn = at + 1;
-        }
-        if count > 0 {
-            self.turn %= count;
-        }
-        work
-    }
-
-    fn batch(&mut self, work: &[(RequestId, Work)]) -> Batch {
-        let (mut tokens, mut spans, mut outputs) = (Vec::new(), Vec::new(), Vec::new());
-        for (id, work) in work {
-            let i = self.index_of(*id);
-            while self.running[i].state.as_ref().expect("running").pages.len() * PAGE_TOKENS
-                < work.end
-            {
-                let page = self.take_page();
-                self.running[i].state.as_mut().expect("running").pages.push(page);
-            }
-            let sequence = &self.running[i];
-            let state = sequence.state.as_ref().expect("running");
-            let start = tokens.len();
-            tokens.extend_from_slice(&sequence.tokens[work.start..work.end]);
-            spans.push(Span {
-                kind: if sequence.in_prefill() { SpanKind::Prefill } else { SpanKind::Decode },
-                rows: start..tokens.len(),
-                position: work.start,
-                slot: state.slot,
-                pages: state.pages[..work.end.div_ceil(PAGE_TOKENS)].to_vec(),
-                checkpoints: vec![],
-            });
-            if work.output {
-                outputs.push(tokens.len() - 1);
-            }
-        }
-        Batch::new(tokens, spans, outputs, self.config.vocab_size, self.config.cache)
-            .expect("the engine keeps what a batch proves")
-    }
-
-    // Results.
-
-    fn advance(&mut self, id: RequestId, work: Work, logits: Option<&[f32]>) {
-        let i = self.index_of(id);
-        let was_prefill = self.running[i].in_prefill();
-        self.running[i].advance_to(work.end);
-        if was_prefill {
-            let total = self.running[i].prompt_len();
-            self.outputs.push_back(Output::Prefill { id, done: work.end, total });
-        }
-        if self.running[i].snapshots.front() == Some(&work.end) {
-            self.running[i].snapshots.pop_front();
-            self.take_snapshot(i);
-        }
-        let reason = if self.running[i].cancelled {
-            Ok(Some(FinishReason::Cancelled))
-        } else {
-            logits.map_or(Ok(None), |logits| self.sample(i, logits))
-        };
-        match reason {
-            Ok(None) => {}
-            Ok(Some(reason)) => {
-                let sequence = self.running.remove(i);
-                self.finish(sequence, reason);
-            }
-            Err(error) => self.fail(id, &error.to_string()),
-        }
-    }
-
-    /// Ends a running sequence whose state is worth nothing.
-    fn fail(&mut self, id: RequestId, error: &str) {
-        let i = self.index_of(id);
-        let sequence = self.running.remove(i);
-        self.release(sequence.state);
-        self.outputs.push_back(Output::Failed { id, error: error.to_owned() });
-    }
-
-    /// Chooses the next token; says if and why the reply ends.
-    fn sample(&mut self, i: usize, logits: &[f32]) -> Result<Option<FinishReason>, ChooseError> {
-        let sequence = &mut self.running[i];
-        let request = &sequence.request;
-        if request.max_tokens == 0 {
-            return Ok(Some(FinishReason::Length));
-        }
-        let (sampling, history) = (&request.sampling, &sequence.history);
-        let token = choose(logits, request.vocab_used, sampling, history, Allowed::all())?;
-        if request.stop_ids.contains(&token) {
-            return Ok(Some(FinishReason::Stop));
-        }
-        sequence.history.push(token);
-        sequence.tokens.push(token);
-        self.outputs.push_back(Output::Token { id: sequence.id, token });
-        Ok(if sequence.generated() == sequence.request.max_tokens {
-            Some(FinishReason::Length)
-        } else if sequence.tokens.len() > self.config.context {
-            Some(FinishReason::ContextFull)
-        } else {
-            None
-        })
-    }
-
-    /// Copies the state of running sequence `i` into the cache, if a slot can be had for it.
-    fn take_snapshot(&mut self, i: usize) {
-        let slot = match self.slots.take() {
-            Some(slot) => slot,
-            None if self.evict_one() => match self.slots.take() {
-                Some(slot) => slot,
-                None => return,
-            },
-            None => return,
-        };
-        let sequence = &self.running[i];
-        let state = sequence.state.as_ref().expect("running");
-        let pages = state.pages[..state.done.div_ceil(PAGE_TOKENS)].to_vec();
-        for &page in &pages {
-            self.pages.share(page);
-        }
-        self.state_ops.push(StateOp::CopySlot { from: state.slot, to: slot });
-        let tokens = state.done;
-        let key = sequence.request.key.clone();
-        let prefix = sequence.tokens[..tokens].to_vec();
-        self.keep(&key, &prefix, Snapshot { slot, pages, tokens });
-    }
-
-    fn keep(&mut self, key: &CacheKey, prefix: &[u32], snapshot: Snapshot) {
-        if let Err(snapshot) = self.cache.insert(key, prefix, snapshot) {
-            self.release_parts(snapshot.slot, &snapshot.pages);
-        }
-    }
-
-    /// Ends a sequence; its state becomes a snapshot where that is exact.
-    fn finish(&mut self, mut sequence: Sequence, reason: FinishReason) {
-        if let Some(state) = sequence.state.take() {
-            self.retire(&sequence, state);
-        }
-        let usage = Usage {
-            prompt_tokens: sequence.prompt_len(),
-            reuse: sequence.reuse,
-            completion_tokens: sequence.generated(),
-        };
-        self.outputs.push_back(Output::Finished { id: sequence.id, reason, usage });
-    }
-
-    fn retire(&mut self, sequence: &Sequence, state: SequenceState) {
-        let SequenceState { slot, mut pages, done } = state;
-        let exact = match self.config.arithmetic {
-            Arithmetic::Uniform => true,
-            // A prefill that stopped at a cut is exact; a state reached by decoding is not.
-            Arithmetic::Split => {
-                done <= sequence.reuse.reused
-                    || self
-                        .config
-                        .rule
-                        .cuts(&sequence.request.prompt)
-                        .iter()
-                        .any(|cut| cut.position == done)
-            }
-        };
-        if done == 0 || !exact {
-            self.release_parts(slot, &pages);
-            return;
-        }
-        for page in pages.split_off(done.div_ceil(PAGE_TOKENS)) {
-            self.pages.release(page);
-        }
-        let prefix = sequence.tokens[..done].to_vec();
-        self.keep(&sequence.request.key, &prefix, Snapshot { slot, pages, tokens: done });
+    /// A saved prefix is no more, for age or room.
+    pub fn file_removed(&mut self, file: FileId) {
+        self.cache.file_removed(file);
     }
 }
 
@@ -602,10 +450,14 @@ impl Engine {
 pub struct Occupancy {
     /// Snapshots in the cache.
     pub snapshots: usize,
+    /// Prefixes that have a file.
+    pub files: usize,
     /// KV pages held by sequences and snapshots.
     pub pages_used: usize,
     /// All KV pages.
     pub pages: usize,
     /// State slots held by sequences and snapshots.
     pub slots_used: usize,
+    /// All state slots but those set apart for drafts.
+    pub slots: usize,
 }

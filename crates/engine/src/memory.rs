@@ -44,25 +44,20 @@ impl Machine {
 pub struct MemoryPlan {
     /// Weights, in bytes.
     pub weights: u64,
-    /// KV cache of the context, in bytes.
+    /// KV cache of the running sequences, in bytes.
     pub kv: u64,
-    /// Recurrent state of one sequence, in bytes.
+    /// Recurrent state of the running sequences and of drafts, in bytes.
     pub recurrent: u64,
     /// The context, in tokens.
     pub context: usize,
 }
 
 impl MemoryPlan {
-    /// Plans one sequence of `context` tokens; `element_bytes` is the size of a stored key or value and of
-    /// an element of the convolution window.
+    /// Plans for running sequences.
     #[must_use]
-    pub fn new(shape: &Shape, weights: u64, context: usize, element_bytes: usize) -> Self {
-        Self {
-            weights,
-            kv: kv_bytes(shape, context, element_bytes),
-            recurrent: recurrent_state_bytes(shape, element_bytes),
-            context,
-        }
+    pub fn new(shape: &Shape, weights: u64, needs: &StateNeeds) -> Self {
+        let (kv, recurrent) = (needs.kv_bytes(shape), needs.slots_bytes(shape));
+        Self { weights, kv, recurrent, context: needs.context }
     }
 
     /// All of it, in bytes.
@@ -82,19 +77,19 @@ impl MemoryPlan {
         Err(Refusal { plan: *self, machine: *machine })
     }
 
-    /// The longest context, in whole pages, that `machine` can hold beside the weights; 0 if none.
+    /// The longest context, in whole pages, that `machine` can hold beside the weights and the slots that
+    /// `needs` asks for; 0 if none.
     #[must_use]
     pub fn longest_context(
         shape: &Shape,
         weights: u64,
-        element_bytes: usize,
+        needs: &StateNeeds,
         machine: &Machine,
     ) -> usize {
-        let fixed = weights + recurrent_state_bytes(shape, element_bytes);
+        let fixed = weights + needs.slots_bytes(shape);
         let rest = machine.limit().saturating_sub(fixed);
-        let page = kv_bytes(shape, PAGE_TOKENS, element_bytes);
         // A model without attention layers has no KV cache; its context costs nothing.
-        let pages = rest.checked_div(page).unwrap_or(u64::MAX);
+        let pages = rest.checked_div(needs.page_bytes(shape)).unwrap_or(u64::MAX);
         let tokens = pages.saturating_mul(PAGE_TOKENS as u64);
         if machine.limit() < fixed { 0 } else { tokens.min(shape.max_positions as u64) as usize }
     }
@@ -103,18 +98,67 @@ impl MemoryPlan {
 /// Most snapshots that a cache is made for: more would only lengthen the search for the one to evict.
 const SNAPSHOTS_MAX: u64 = 256;
 
-/// State for one sequence of `context` tokens, and beside it as many snapshots and cached KV pages as
-/// `budget` bytes hold, half of it each.
-#[must_use]
-pub fn cache_size(shape: &Shape, context: usize, element_bytes: usize, budget: u64) -> CacheSize {
-    let CacheSize { pages, slots } = CacheSize::one_sequence(context);
-    let half = budget / 2;
-    let snapshot = recurrent_state_bytes(shape, element_bytes);
-    let page = kv_bytes(shape, PAGE_TOKENS, element_bytes);
-    // Without DeltaNet or attention layers, that half of the state costs nothing.
-    let snapshots = half.checked_div(snapshot).unwrap_or(SNAPSHOTS_MAX).min(SNAPSHOTS_MAX);
-    let cached = half.checked_div(page).unwrap_or(0).min(SNAPSHOTS_MAX * pages as u64);
-    CacheSize { pages: pages + cached as usize, slots: slots + snapshots as usize }
+/// What the state of running sequences takes on a device, apart from snapshots.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StateNeeds {
+    /// Tokens of all running sequences together.
+    pub context: usize,
+    /// Sequences that run at once.
+    pub sequences: usize,
+    /// Slots set apart for states between drafts.
+    pub checkpoint_slots: usize,
+    /// Bytes of a stored key or value, and of an element of the convolution window.
+    pub element_bytes: usize,
+    /// Whether the draft layer keeps keys and values too, and each slot the row that it starts from.
+    pub drafting: bool,
+}
+
+impl StateNeeds {
+    /// One sequence without drafts.
+    #[must_use]
+    pub fn one_sequence(context: usize, element_bytes: usize) -> Self {
+        Self { context, sequences: 1, checkpoint_slots: 0, element_bytes, drafting: false }
+    }
+
+    /// Bytes of a slot.
+    fn slot_bytes(&self, shape: &Shape) -> u64 {
+        let kept = if self.drafting { 4 * shape.hidden as u64 } else { 0 };
+        recurrent_state_bytes(shape, self.element_bytes) + kept
+    }
+
+    /// Bytes of a KV page.
+    fn page_bytes(&self, shape: &Shape) -> u64 {
+        let draft = if self.drafting {
+            2 * (PAGE_TOKENS * shape.kv_dim() * self.element_bytes) as u64
+        } else {
+            0
+        };
+        kv_bytes(shape, PAGE_TOKENS, self.element_bytes) + draft
+    }
+
+    fn slots_bytes(&self, shape: &Shape) -> u64 {
+        (self.sequences + self.checkpoint_slots) as u64 * self.slot_bytes(shape)
+    }
+
+    fn kv_bytes(&self, shape: &Shape) -> u64 {
+        self.context.div_ceil(PAGE_TOKENS) as u64 * self.page_bytes(shape)
+    }
+
+    /// A cache for it, and beside it as many snapshots and cached KV pages as `budget` bytes hold, half of it
+    /// each.
+    #[must_use]
+    pub fn cache_size(&self, shape: &Shape, budget: u64) -> CacheSize {
+        let pages = self.context.div_ceil(PAGE_TOKENS);
+        let half = budget / 2;
+        let (slot, page) = (self.slot_bytes(shape), self.page_bytes(shape));
+        // Without DeltaNet or attention layers, that half of the state costs nothing.
+        let snapshots = half.checked_div(slot).unwrap_or(SNAPSHOTS_MAX).min(SNAPSHOTS_MAX);
+        let cached = half.checked_div(page).unwrap_or(0).min(SNAPSHOTS_MAX * pages as u64);
+        CacheSize {
+            pages: pages + cached as usize,
+            slots: self.sequences + self.checkpoint_slots + snapshots as usize,
+        }
+    }
 }
 
 /// A machine cannot hold a model.
@@ -177,6 +221,10 @@ mod tests {
 
     const FULL_WEIGHTS: u64 = 19_508_787_456;
 
+    fn needs(context: usize) -> StateNeeds {
+        StateNeeds::one_sequence(context, 2)
+    }
+
     fn mac(gib: u64) -> Machine {
         let total = gib << 30;
         Machine { total, available: total, is_mac: true, gpu_limit_setting: None }
@@ -184,7 +232,7 @@ mod tests {
 
     #[test]
     fn the_full_model_is_refused_on_a_24_gb_mac_naming_the_setting() {
-        let plan = MemoryPlan::new(&Shape::full(40), FULL_WEIGHTS, 4096, 2);
+        let plan = MemoryPlan::new(&Shape::full(40), FULL_WEIGHTS, &needs(4096));
         let text = plan.check(&mac(24)).unwrap_err().to_string();
         assert!(text.contains("working-set limit is 19.07 GB"), "{text}");
         assert!(text.contains("iogpu.wired_limit_mb="), "{text}");
@@ -199,36 +247,52 @@ mod tests {
     fn the_longest_context_fits_and_the_next_page_does_not() {
         let shape = Shape::full(40);
         let machine = mac(32);
-        let longest = MemoryPlan::longest_context(&shape, FULL_WEIGHTS, 2, &machine);
+        let longest = MemoryPlan::longest_context(&shape, FULL_WEIGHTS, &needs(0), &machine);
         assert!(longest > 0);
-        assert!(MemoryPlan::new(&shape, FULL_WEIGHTS, longest, 2).check(&machine).is_ok());
+        assert!(MemoryPlan::new(&shape, FULL_WEIGHTS, &needs(longest)).check(&machine).is_ok());
         if longest < shape.max_positions {
-            let more = MemoryPlan::new(&shape, FULL_WEIGHTS, longest + 1, 2);
+            let more = MemoryPlan::new(&shape, FULL_WEIGHTS, &needs(longest + 1));
             assert!(more.check(&machine).is_err());
         }
-        assert_eq!(MemoryPlan::longest_context(&shape, FULL_WEIGHTS, 2, &mac(16)), 0);
+        assert_eq!(MemoryPlan::longest_context(&shape, FULL_WEIGHTS, &needs(0), &mac(16)), 0);
     }
 
     #[test]
     fn what_is_left_holds_snapshots() {
         let shape = Shape::full(40);
-        let none = cache_size(&shape, 4096, 4, 0);
-        assert_eq!(none, CacheSize::one_sequence(4096));
-        let some = cache_size(&shape, 4096, 4, 2_000_000_000);
-        let bytes = (some.slots - 1) as u64 * recurrent_state_bytes(&shape, 4)
-            + (some.pages - none.pages) as u64 * kv_bytes(&shape, PAGE_TOKENS, 4);
-        assert!((1_800_000_000..=2_000_000_000).contains(&bytes), "{some:?}: {bytes}");
-        assert_eq!(cache_size(&Shape::demo(), 64, 4, 1 << 40).slots, 257);
+        for drafting in [false, true] {
+            let checkpoint_slots = if drafting { 2 } else { 0 };
+            let needs =
+                StateNeeds { drafting, checkpoint_slots, ..StateNeeds::one_sequence(4096, 4) };
+            let none = needs.cache_size(&shape, 0);
+            assert_eq!(none, CacheSize { pages: 64, slots: 1 + checkpoint_slots });
+            let some = needs.cache_size(&shape, 2_000_000_000);
+            let bytes = (some.slots - none.slots) as u64 * needs.slot_bytes(&shape)
+                + (some.pages - none.pages) as u64 * needs.page_bytes(&shape);
+            assert!((1_800_000_000..=2_000_000_000).contains(&bytes), "{some:?}: {bytes}");
+        }
+        let needs = StateNeeds::one_sequence(64, 4);
+        assert_eq!(needs.cache_size(&Shape::demo(), 1 << 40).slots, 257);
+    }
+
+    #[test]
+    fn the_draft_layer_counts_as_one_more_attention_layer() {
+        let shape = Shape::full(40);
+        let plain = StateNeeds::one_sequence(0, 2);
+        let drafting = StateNeeds { drafting: true, ..plain };
+        assert_eq!(plain.page_bytes(&shape) / 10 * 11, drafting.page_bytes(&shape));
+        assert_eq!(drafting.slot_bytes(&shape) - plain.slot_bytes(&shape), 4 * 2048);
     }
 
     #[test]
     fn a_linux_machine_is_judged_by_available_memory() {
         let machine =
             Machine { total: 24 << 30, available: 4 << 30, is_mac: false, gpu_limit_setting: None };
-        let plan = MemoryPlan::new(&Shape::full(40), FULL_WEIGHTS, 4096, 4);
+        let plan =
+            MemoryPlan::new(&Shape::full(40), FULL_WEIGHTS, &StateNeeds::one_sequence(4096, 4));
         let text = plan.check(&machine).unwrap_err().to_string();
         assert!(text.contains("available"), "{text}");
-        let demo = MemoryPlan::new(&Shape::demo(), 15_000_000, 4096, 4);
+        let demo = MemoryPlan::new(&Shape::demo(), 15_000_000, &StateNeeds::one_sequence(4096, 4));
         assert_eq!(demo.check(&machine), Ok(()));
     }
 }

@@ -2,16 +2,18 @@
 //!
 //! The recurrent state of this model cannot be trimmed, only kept. A snapshot is a state slot and the KV
 //! pages of a prefix; it lies in a [`Trie`] at the end of that prefix. A request resumes from the deepest
-//! snapshot that is a prefix of its prompt, and is told why it was not a deeper one.
+//! snapshot that is a prefix of its prompt, and is told why it was not a deeper one. A snapshot that had to
+//! give way may have been saved to a file; the trie remembers that too.
 
 use crate::cuts::CutRule;
+use crate::step::{FileId, Ticket};
 use crate::trie::{NodeId, Trie};
 use std::collections::{BTreeMap, HashMap};
 
 /// Who may share cached prefixes. Timing and reuse never tell one owner of another's prompts.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct CacheKey {
-    /// Whose requests these are (an API key, say).
+    /// Whose requests these are (a digest of an API key, say: saved prefixes carry it to disk).
     pub owner: String,
     /// The owner's own subdivision (`prompt_cache_key`).
     pub name: String,
@@ -26,13 +28,18 @@ pub struct Snapshot {
     pub pages: Vec<usize>,
     /// Tokens of the prefix.
     pub tokens: usize,
+    /// Decoding had a part in it where decoding rounds differently from prefill: what is computed from it
+    /// may differ in the last bits from a cold run.
+    pub provisional: bool,
 }
 
 /// What a prompt found in the cache.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Lookup {
-    /// The deepest usable snapshot.
+    /// The deepest usable snapshot in memory.
     pub snapshot: Option<Snapshot>,
+    /// A deeper one in a file, with the tokens that it covers.
+    pub saved: Option<(FileId, usize)>,
     /// How it was reused.
     pub reuse: Reuse,
 }
@@ -48,6 +55,10 @@ pub struct Reuse {
     pub miss: Option<Miss>,
     /// Where the prompt leaves what was seen before, if it does before its end.
     pub divergence: Option<Divergence>,
+    /// What was reused came back from a file.
+    pub from_disk: bool,
+    /// What was reused is provisional: see [`Snapshot::provisional`].
+    pub provisional: bool,
 }
 
 /// Where a prompt differs from an earlier sequence that goes on.
@@ -72,27 +83,54 @@ pub enum Miss {
     Evicted,
 }
 
+impl Miss {
+    /// Its machine-readable name.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Cold => "cold",
+            Self::OtherKey => "other_key",
+            Self::NoSnapshot => "no_snapshot",
+            Self::Evicted => "evicted",
+        }
+    }
+}
+
 /// What a trie node carries.
 #[derive(Clone, Debug)]
 enum Entry {
-    Kept {
-        snapshot: Snapshot,
-        stamp: u64,
-    },
+    /// In memory, and maybe in a file as well.
+    Kept { snapshot: Snapshot, stamp: u64, file: Option<FileId> },
+    /// On its way to a file; `saving` knows which.
+    Saving,
+    /// In a file only.
+    Saved { file: FileId },
     /// Remembered so that a miss can say why.
-    Evicted {
-        stamp: u64,
-    },
+    Evicted { stamp: u64 },
 }
+
+/// A snapshot that gives way.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Evicted {
+    /// Its slot and pages, which belong to the caller again.
+    pub snapshot: Snapshot,
+    /// Set if it is worth a file and has none: whose it is and what led to it. The caller then says
+    /// [`PrefixCache::saving`].
+    pub save: Option<(CacheKey, Vec<u32>)>,
+}
+
+type Place = (CacheKey, NodeId);
 
 /// All snapshots.
 #[derive(Clone, Debug)]
 pub struct PrefixCache {
     tries: HashMap<CacheKey, Trie<Entry>>,
     /// Kept snapshots, least recently used first.
-    kept: BTreeMap<u64, (CacheKey, NodeId)>,
+    kept: BTreeMap<u64, Place>,
     /// Evicted ones that are still remembered, oldest first.
-    evicted: BTreeMap<u64, (CacheKey, NodeId)>,
+    evicted: BTreeMap<u64, Place>,
+    saving: BTreeMap<Ticket, Place>,
+    saved: BTreeMap<FileId, Place>,
     clock: u64,
     remembered_tokens_max: usize,
 }
@@ -106,15 +144,17 @@ impl PrefixCache {
             tries: HashMap::new(),
             kept: BTreeMap::new(),
             evicted: BTreeMap::new(),
+            saving: BTreeMap::new(),
+            saved: BTreeMap::new(),
             clock: 0,
             remembered_tokens_max,
         }
     }
 
     /// Finds the deepest snapshot that covers at most all but the last token of `prompt` (whose logits are
-    /// needed), and marks it used. `may_resume_at` says at which depths this prompt can be taken up: in
-    /// split arithmetic at its own cuts only, for what is a cut of an earlier prompt (a marker followed)
-    /// may lie inside a chunk of this one.
+    /// needed), and marks it used. `may_resume_at` says at which depths this prompt can be taken up from an
+    /// exact snapshot: in split arithmetic at its own cuts only, for what is a cut of an earlier prompt (a
+    /// marker followed) may lie inside a chunk of this one.
     pub fn lookup(
         &mut self,
         key: &CacheKey,
@@ -124,18 +164,29 @@ impl PrefixCache {
     ) -> Lookup {
         let usable = prompt.len().saturating_sub(1);
         let Some(trie) = self.tries.get(key) else {
-            return Lookup { snapshot: None, reuse: self.unseen(key, prompt) };
+            return Lookup { snapshot: None, saved: None, reuse: self.unseen(key, prompt) };
         };
         let walk = trie.walk(prompt);
-        let kept = |&&(node, depth): &&(NodeId, usize)| {
-            let kept = matches!(trie.value(node), Some(Entry::Kept { .. }));
-            kept && depth <= usable && may_resume_at(depth)
+        let kept = |&&(node, depth): &&(NodeId, usize)| match trie.value(node) {
+            Some(Entry::Kept { snapshot, .. }) => {
+                depth <= usable && (snapshot.provisional || may_resume_at(depth))
+            }
+            _ => false,
         };
         let deepest = walk.nodes.iter().rev().find(kept).copied();
         let shallowest = walk.nodes.iter().find(kept).copied();
         let reused = deepest.map_or(0, |(_, depth)| depth);
+        let saved = walk.nodes.iter().rev().find_map(|&(node, depth)| match trie.value(node) {
+            Some(&Entry::Saved { file })
+                if depth > reused && depth <= usable && may_resume_at(depth) =>
+            {
+                Some((file, depth))
+            }
+            _ => None,
+        });
         let evicted = walk.nodes.iter().any(|&(node, depth)| {
-            depth > reused && matches!(trie.value(node), Some(Entry::Evicted { .. }))
+            let gone = trie.value(node).is_some_and(|e| !matches!(e, Entry::Kept { .. }));
+            depth > reused && gone
         });
         let miss = match walk.matched {
             0 => self.unseen(key, prompt).miss,
@@ -146,7 +197,6 @@ impl PrefixCache {
         let at = walk.matched;
         let divergence = (at > 0 && at < prompt.len() && trie.goes_on_after(&walk))
             .then(|| Divergence { token: at, message: rule.markers_in(&prompt[..at]).max(1) - 1 });
-        let reuse = Reuse { reused, common: walk.matched, miss, divergence };
         // The shallowest (the end of the system part, usually) stays as fresh as the one used; those
         // between age, so that a long loop keeps its root and its newest states.
         for (node, _) in shallowest.into_iter().chain(deepest) {
@@ -156,7 +206,10 @@ impl PrefixCache {
             Some(Entry::Kept { snapshot, .. }) => Some(snapshot.clone()),
             _ => None,
         });
-        Lookup { snapshot, reuse }
+        let provisional = snapshot.as_ref().is_some_and(|s| s.provisional);
+        let reuse =
+            Reuse { reused, common: walk.matched, miss, divergence, from_disk: false, provisional };
+        Lookup { snapshot, saved, reuse }
     }
 
     /// Nothing agrees under this key; does something under another name of the same owner?
@@ -168,8 +221,11 @@ impl PrefixCache {
         Reuse { miss: Some(miss), ..Reuse::default() }
     }
 
-    /// Keeps a snapshot of the prefix `tokens`. If one is there already it is marked used, and the new one
-    /// is given back.
+    /// Keeps a snapshot of the prefix `tokens`.
+    ///
+    /// # Errors
+    /// Gives a snapshot back: the new one if one at least as good is there, which is marked used, or the one
+    /// that was there if it is provisional and the new one is not.
     pub fn insert(
         &mut self,
         key: &CacheKey,
@@ -179,40 +235,165 @@ impl PrefixCache {
         assert_eq!(snapshot.tokens, tokens.len(), "a snapshot of another prefix");
         let trie = self.tries.entry(key.clone()).or_default();
         let node = trie.insert(tokens);
-        match trie.value(node) {
-            Some(Entry::Kept { .. }) => {
+        let mut file = None;
+        match trie.value_mut(node) {
+            Some(Entry::Kept { snapshot: there, .. }) => {
+                let better = there.provisional && !snapshot.provisional;
+                let back = if better { std::mem::replace(there, snapshot) } else { snapshot };
                 self.touch(key, node);
-                return Err(snapshot);
+                return Err(back);
             }
-            Some(&Entry::Evicted { stamp }) => {
-                self.evicted.remove(&stamp);
+            Some(Entry::Evicted { stamp }) => {
+                self.evicted.remove(stamp);
             }
-            None => {}
+            Some(Entry::Saved { file: saved }) => file = Some(*saved),
+            // When the file is there, the entry learns of it.
+            Some(Entry::Saving) | None => {}
         }
         self.clock += 1;
-        *trie.value_mut(node) = Some(Entry::Kept { snapshot, stamp: self.clock });
-        self.kept.insert(self.clock, (key.clone(), node));
+        let stamp = self.clock;
+        *trie.value_mut(node) = Some(Entry::Kept { snapshot, stamp, file });
+        self.kept.insert(stamp, (key.clone(), node));
         self.forget_old();
         Ok(())
     }
 
-    /// Gives up the least recently used snapshot; its slot and pages belong to the caller again.
-    pub fn evict(&mut self) -> Option<Snapshot> {
+    /// Gives up the least recently used snapshot.
+    pub fn evict(&mut self) -> Option<Evicted> {
         let (_, (key, node)) = self.kept.pop_first()?;
+        let worth = self.worth_a_file(&key, node);
         self.clock += 1;
+        let stamp = self.clock;
         let trie = self.tries.get_mut(&key).expect("a kept snapshot has a trie");
-        let value = trie.value_mut(node);
-        let Some(Entry::Kept { snapshot, .. }) =
-            value.replace(Entry::Evicted { stamp: self.clock })
-        else {
+        let Some(Entry::Kept { snapshot, file, .. }) = trie.value_mut(node).take() else {
             unreachable!("`kept` names kept entries only");
         };
-        self.evicted.insert(self.clock, (key, node));
+        // It may have been evicted before and been computed again while its file was being written.
+        let place = (key, node);
+        let being_saved = self.saving.values().any(|other| *other == place);
+        let unsaved = file.is_none() && !being_saved;
+        let save =
+            (worth && unsaved && !snapshot.provisional).then(|| (place.0.clone(), trie.path(node)));
+        *trie.value_mut(node) = Some(match (file, being_saved) {
+            (Some(file), _) => Entry::Saved { file },
+            (None, true) => Entry::Saving,
+            (None, false) => {
+                self.evicted.insert(stamp, place);
+                Entry::Evicted { stamp }
+            }
+        });
         self.forget_old();
-        Some(snapshot)
+        Some(Evicted { snapshot, save })
     }
 
-    /// Snapshots kept.
+    /// Whether a snapshot starts or ends what is remembered of a conversation: the first, the last, and the one
+    /// before the last (a template that drops thinking from old turns leaves the last at once). Those between
+    /// serve edits of old turns only, and would be most of what is written.
+    fn worth_a_file(&self, key: &CacheKey, node: NodeId) -> bool {
+        let trie = &self.tries[key];
+        let holds = |e: &Entry| !matches!(e, Entry::Evicted { .. });
+        !trie.any_above(node, holds) || trie.count_below(node, 2, holds) < 2
+    }
+
+    /// A snapshot, evicted or still kept, is being written to a file.
+    pub fn saving(&mut self, ticket: Ticket, key: &CacheKey, tokens: &[u32]) {
+        let trie = self.tries.entry(key.clone()).or_default();
+        let node = trie.insert(tokens);
+        if let Some(&Entry::Evicted { stamp }) = trie.value(node) {
+            self.evicted.remove(&stamp);
+        }
+        if !matches!(trie.value(node), Some(Entry::Kept { .. })) {
+            *trie.value_mut(node) = Some(Entry::Saving);
+        }
+        self.saving.insert(ticket, (key.clone(), node));
+    }
+
+    /// The file is there, or could not be written.
+    pub fn written(&mut self, ticket: Ticket, file: Option<FileId>) {
+        let Some((key, node)) = self.saving.remove(&ticket) else { return };
+        let trie = self.tries.get_mut(&key).expect("an entry being saved has a trie");
+        match (trie.value_mut(node), file) {
+            (Some(Entry::Kept { file, .. }), Some(written)) => *file = Some(written),
+            (Some(Entry::Kept { .. }), None) => return,
+            (value, Some(file)) => *value = Some(Entry::Saved { file }),
+            (_, None) => return self.bury(key, node),
+        }
+        self.saved.insert(file.expect("both arms that come here have one"), (key, node));
+    }
+
+    /// A file from an earlier run of the program holds the snapshot of `tokens`. If the prefix is known
+    /// already, the file adds nothing and `false` comes back.
+    pub fn add_file(&mut self, file: FileId, key: &CacheKey, tokens: &[u32]) -> bool {
+        let trie = self.tries.entry(key.clone()).or_default();
+        let node = trie.insert(tokens);
+        if trie.value(node).is_some() {
+            return false;
+        }
+        *trie.value_mut(node) = Some(Entry::Saved { file });
+        self.saved.insert(file, (key.clone(), node));
+        true
+    }
+
+    /// A file is no more.
+    pub fn file_removed(&mut self, file: FileId) {
+        let Some((key, node)) = self.saved.remove(&file) else { return };
+        let trie = self.tries.get_mut(&key).expect("an entry with a file has a trie");
+        match trie.value_mut(node) {
+            Some(Entry::Kept { file, .. }) => *file = None,
+            _ => self.bury(key, node),
+        }
+    }
+
+    /// Makes an entry one that is only remembered.
+    fn bury(&mut self, key: CacheKey, node: NodeId) {
+        self.clock += 1;
+        let stamp = self.clock;
+        let trie = self.tries.get_mut(&key).expect("an entry has a trie");
+        *trie.value_mut(node) = Some(Entry::Evicted { stamp });
+        self.evicted.insert(stamp, (key, node));
+        self.forget_old();
+    }
+
+    /// Forgets everything: the snapshots, and the files that nothing refers to any more. Files that are
+    /// being written are not among them; [`PrefixCache::written`] will not know them.
+    pub fn clear(&mut self) -> (Vec<Snapshot>, Vec<FileId>) {
+        let kept = std::mem::take(&mut self.kept);
+        let snapshots = kept.into_values().map(|(key, node)| {
+            let trie = self.tries.get_mut(&key).expect("a kept snapshot has a trie");
+            let Some(Entry::Kept { snapshot, .. }) = trie.value_mut(node).take() else {
+                unreachable!("`kept` names kept entries only");
+            };
+            snapshot
+        });
+        let snapshots = snapshots.collect();
+        self.tries.clear();
+        self.evicted.clear();
+        self.saving.clear();
+        (snapshots, std::mem::take(&mut self.saved).into_keys().collect())
+    }
+
+    /// Whether a file is known that is being written under this ticket.
+    #[must_use]
+    pub fn is_saving(&self, ticket: Ticket) -> bool {
+        self.saving.contains_key(&ticket)
+    }
+
+    /// Kept snapshots that are worth a file and have none, the least recently used first.
+    #[must_use]
+    pub fn unsaved(&self) -> Vec<(CacheKey, Vec<u32>, Snapshot)> {
+        let unsaved = self.kept.values().filter(|place| !self.saving.values().any(|p| p == *place));
+        let wanted = unsaved.filter_map(|(key, node)| {
+            let trie = &self.tries[key];
+            let Some(Entry::Kept { snapshot, file: None, .. }) = trie.value(*node) else {
+                return None;
+            };
+            let worth = !snapshot.provisional && self.worth_a_file(key, *node);
+            worth.then(|| (key.clone(), trie.path(*node), snapshot.clone()))
+        });
+        wanted.collect()
+    }
+
+    /// Snapshots kept in memory.
     #[must_use]
     pub fn len(&self) -> usize {
         self.kept.len()
@@ -224,7 +405,13 @@ impl PrefixCache {
         self.kept.is_empty()
     }
 
-    /// Tokens of all prefixes, kept or remembered.
+    /// Snapshots that have a file.
+    #[must_use]
+    pub fn files(&self) -> usize {
+        self.saved.len()
+    }
+
+    /// Tokens of all prefixes, kept, saved or remembered.
     #[must_use]
     pub fn stored_tokens(&self) -> usize {
         self.tries.values().map(Trie::stored_tokens).sum()
@@ -262,7 +449,7 @@ mod tests {
     }
 
     fn snapshot(slot: usize, tokens: usize) -> Snapshot {
-        Snapshot { slot, pages: vec![slot], tokens }
+        Snapshot { slot, pages: vec![slot], tokens, provisional: false }
     }
 
     fn rule() -> CutRule {
@@ -277,7 +464,7 @@ mod tests {
         cache.insert(&key("a"), &prompt[..6], snapshot(1, 6)).unwrap();
         let found = cache.lookup(&key("a"), &prompt, &rule(), |_| true);
         assert_eq!(found.snapshot, Some(snapshot(1, 6)));
-        assert_eq!(found.reuse, Reuse { reused: 6, common: 6, miss: None, divergence: None });
+        assert_eq!(found.reuse, Reuse { reused: 6, common: 6, ..Reuse::default() });
         // Exactly the cached prefix: its last token must still run.
         let found = cache.lookup(&key("a"), &prompt[..6], &rule(), |_| true);
         assert_eq!((found.reuse.reused, found.reuse.common), (3, 6));
@@ -306,7 +493,7 @@ mod tests {
         let reuse = cache.lookup(&key("a"), &edited, &rule(), |_| true).reuse;
         assert_eq!(reuse.miss, Some(Miss::NoSnapshot));
         assert_eq!(reuse.divergence, Some(Divergence { token: 4, message: 1 }));
-        assert_eq!(cache.evict(), Some(snapshot(0, 5)));
+        assert_eq!(cache.evict().unwrap().snapshot, snapshot(0, 5));
         let reuse = cache.lookup(&key("a"), &prompt, &rule(), |_| true).reuse;
         assert_eq!((reuse.reused, reuse.common, reuse.miss), (0, 5, Some(Miss::Evicted)));
     }
@@ -319,7 +506,8 @@ mod tests {
             cache.insert(&key("a"), &prompt[..end], snapshot(slot, end)).unwrap();
             let _ = cache.lookup(&key("a"), &prompt, &rule(), |_| true);
         }
-        let order: Vec<usize> = std::iter::from_fn(|| cache.evict()).map(|s| s.tokens).collect();
+        let order: Vec<usize> =
+            std::iter::from_fn(|| cache.evict()).map(|e| e.snapshot.tokens).collect();
         assert_eq!(order, [20, 30, 10, 40]);
     }
 
@@ -347,5 +535,75 @@ mod tests {
             cache.lookup(&key("a"), &[0; 11], &rule(), |_| true).reuse.miss,
             Some(Miss::Cold)
         );
+    }
+
+    #[test]
+    fn a_provisional_snapshot_gives_way_to_an_exact_one() {
+        let mut cache = PrefixCache::new(1000);
+        let provisional = Snapshot { provisional: true, ..snapshot(0, 2) };
+        cache.insert(&key("a"), &[1, 2], provisional.clone()).unwrap();
+        // Exact snapshots serve at cuts only, provisional ones anywhere.
+        let found = cache.lookup(&key("a"), &[1, 2, 3], &rule(), |_| false);
+        assert!(found.reuse.provisional && found.reuse.reused == 2);
+        assert_eq!(cache.insert(&key("a"), &[1, 2], snapshot(1, 2)), Err(provisional));
+        assert_eq!(cache.lookup(&key("a"), &[1, 2, 3], &rule(), |_| false).snapshot, None);
+        let found = cache.lookup(&key("a"), &[1, 2, 3], &rule(), |_| true);
+        assert_eq!(found.snapshot, Some(snapshot(1, 2)));
+    }
+
+    #[test]
+    fn the_ends_of_a_conversation_are_worth_a_file_and_those_between_are_not() {
+        let mut cache = PrefixCache::new(1000);
+        let prompt: Vec<u32> = (0..50).collect();
+        for (slot, end) in [10, 20, 30, 40].into_iter().enumerate() {
+            cache.insert(&key("a"), &prompt[..end], snapshot(slot, end)).unwrap();
+        }
+        let worth: Vec<usize> = cache.unsaved().iter().map(|(_, tokens, _)| tokens.len()).collect();
+        assert_eq!(worth, [10, 30, 40]);
+        let evicted = cache.evict().unwrap();
+        assert_eq!(evicted.save, Some((key("a"), prompt[..10].to_vec())));
+        cache.saving(Ticket(0), &key("a"), &prompt[..10]);
+        let evicted = cache.evict().unwrap();
+        assert_eq!((evicted.snapshot.tokens, evicted.save), (20, None));
+    }
+
+    #[test]
+    fn a_file_serves_once_it_is_written_and_until_it_is_removed() {
+        let mut cache = PrefixCache::new(1000);
+        let prompt = [9, 1, 2, 9, 3, 4];
+        let find = |cache: &mut PrefixCache| cache.lookup(&key("a"), &prompt, &rule(), |_| true);
+        cache.insert(&key("a"), &prompt[..3], snapshot(0, 3)).unwrap();
+        assert!(cache.evict().unwrap().save.is_some());
+        cache.saving(Ticket(7), &key("a"), &prompt[..3]);
+        assert_eq!(find(&mut cache).saved, None);
+        cache.written(Ticket(7), Some(FileId(5)));
+        assert_eq!(find(&mut cache).saved, Some((FileId(5), 3)));
+        assert_eq!(cache.files(), 1);
+        // In memory again: the file is not needed, and not written a second time.
+        cache.insert(&key("a"), &prompt[..3], snapshot(1, 3)).unwrap();
+        let found = find(&mut cache);
+        assert_eq!((found.saved, found.reuse.reused), (None, 3));
+        assert_eq!(cache.evict().unwrap().save, None);
+        assert_eq!(find(&mut cache).saved, Some((FileId(5), 3)));
+        cache.file_removed(FileId(5));
+        let found = find(&mut cache);
+        assert_eq!((found.saved, found.reuse.miss), (None, Some(Miss::Evicted)));
+        // One that could not be written is evicted like any other.
+        cache.insert(&key("a"), &prompt[..3], snapshot(0, 3)).unwrap();
+        assert!(cache.evict().unwrap().save.is_some());
+        cache.saving(Ticket(8), &key("a"), &prompt[..3]);
+        cache.written(Ticket(8), None);
+        let found = find(&mut cache);
+        assert_eq!((found.saved, found.reuse.miss), (None, Some(Miss::Evicted)));
+    }
+
+    #[test]
+    fn files_of_an_earlier_run_are_found() {
+        let mut cache = PrefixCache::new(1000);
+        assert!(cache.add_file(FileId(1), &key("a"), &[9, 1]));
+        assert!(!cache.add_file(FileId(2), &key("a"), &[9, 1]));
+        let found = cache.lookup(&key("a"), &[9, 1, 2], &rule(), |_| true);
+        assert_eq!(found.saved, Some((FileId(1), 2)));
+        assert_eq!(cache.clear(), (vec![], vec![FileId(1)]));
     }
 }

@@ -1,47 +1,16 @@
 //! One request on its way: its tokens, its state, and what it does next.
 
 use crate::cuts::Cut;
-use crate::prefix_cache::{CacheKey, Reuse};
+use crate::prefix_cache::Reuse;
+use crate::request::{FinishReason, Request, RequestId};
+use crate::step::{FileId, Ticket};
+use crate::structure::{MatchError, Matcher};
 use calla_model::shape::PAGE_TOKENS;
-use calla_ops::sample::{History, Sampling};
+use calla_ops::TokenMask;
+use calla_ops::sample::History;
 use std::collections::VecDeque;
 
-/// Identifies a request.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct RequestId(pub u64);
-
-/// What to generate.
-#[derive(Clone, Debug)]
-pub struct Request {
-    /// Tokens of the prompt.
-    pub prompt: Vec<u32>,
-    /// Who may share its prefixes.
-    pub key: CacheKey,
-    /// How tokens are chosen.
-    pub sampling: Sampling,
-    /// Tokens to generate at most. KV pages for prompt and reply are reserved at admission.
-    pub max_tokens: usize,
-    /// Tokens that end the reply; they are not part of it.
-    pub stop_ids: Vec<u32>,
-    /// Ids below this can be chosen; rows of the vocabulary beyond it are padding.
-    pub vocab_used: usize,
-}
-
-/// Why a reply ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum FinishReason {
-    /// A stop token was chosen.
-    Stop,
-    /// `max_tokens` were generated.
-    Length,
-    /// The context is full.
-    ContextFull,
-    /// The caller cancelled it.
-    Cancelled,
-}
-
 /// A request that waits or runs.
-#[derive(Clone, Debug)]
 pub(crate) struct Sequence {
     pub(crate) id: RequestId,
     pub(crate) request: Request,
@@ -53,18 +22,67 @@ pub(crate) struct Sequence {
     pub(crate) snapshots: VecDeque<usize>,
     pub(crate) history: History,
     pub(crate) reuse: Reuse,
-    pub(crate) cancelled: bool,
-    /// Its state; `None` while it waits.
-    pub(crate) state: Option<SequenceState>,
+    /// Set if it is to end as soon as its rows come back from the device, or its state from a file.
+    pub(crate) ending: Option<Ending>,
+    pub(crate) state: State,
+    /// Guesses of the tokens after the last, to be verified in the next step.
+    pub(crate) drafts: Vec<u32>,
+    /// Whether the last tokens have been drafted from, with whatever success.
+    pub(crate) drafted: bool,
+    /// Tokens of open thinking so far; `None` outside of it.
+    pub(crate) thinking: Option<usize>,
+    /// What the reply is held to, once thinking is over.
+    pub(crate) structure: Structure,
+    /// Tokens of drafts that the network would have chosen itself, and of all.
+    pub(crate) accepted: usize,
+    pub(crate) proposed: usize,
 }
 
-/// State of a running sequence.
+/// How a request ends before its reply does.
+#[derive(Debug)]
+pub(crate) enum Ending {
+    Cancelled,
+    Failed(crate::engine::Failure),
+}
+
+/// Where the state of a sequence is.
+#[derive(Debug)]
+pub(crate) enum State {
+    /// Nowhere: it waits.
+    None,
+    /// On its way from a file.
+    Loading {
+        ticket: Ticket,
+        file: FileId,
+        /// What it will be.
+        state: DeviceState,
+        first_page: usize,
+    },
+    /// On the device.
+    Here(DeviceState),
+}
+
+/// State of a running sequence on the device.
 #[derive(Clone, Debug)]
-pub(crate) struct SequenceState {
+pub(crate) struct DeviceState {
     pub(crate) slot: usize,
     pub(crate) pages: Vec<usize>,
     /// Tokens that the state covers.
     pub(crate) done: usize,
+    /// See [`crate::prefix_cache::Snapshot::provisional`].
+    pub(crate) provisional: bool,
+}
+
+/// The grammar of a reply.
+pub(crate) enum Structure {
+    /// The reply is free.
+    Free,
+    /// Being compiled.
+    Compiling,
+    /// Compiled. `mask` is that of the next token, if it has been computed.
+    Ready { matcher: Box<dyn Matcher>, mask: Option<Result<TokenMask, MatchError>> },
+    /// With whoever computes its mask.
+    Lent,
 }
 
 /// Rows that a sequence wants to run next.
@@ -72,8 +90,14 @@ pub(crate) struct SequenceState {
 pub(crate) struct Work {
     pub(crate) start: usize,
     pub(crate) end: usize,
-    /// The last row's logits choose a token.
-    pub(crate) output: bool,
+    /// The logits of so many rows, the last ones, are wanted.
+    pub(crate) outputs: usize,
+}
+
+impl Work {
+    pub(crate) fn rows(self) -> usize {
+        self.end - self.start
+    }
 }
 
 impl Sequence {
@@ -82,12 +106,21 @@ impl Sequence {
             id,
             tokens: request.prompt.clone(),
             history: History::of_prompt(&request.prompt),
-            request,
             cuts: VecDeque::new(),
             snapshots: VecDeque::new(),
             reuse: Reuse::default(),
-            cancelled: false,
-            state: None,
+            ending: None,
+            state: State::None,
+            drafts: Vec::new(),
+            drafted: false,
+            thinking: request.thinking.as_ref().map(|_| 0),
+            structure: match request.grammar {
+                Some(_) => Structure::Compiling,
+                None => Structure::Free,
+            },
+            accepted: 0,
+            proposed: 0,
+            request,
         }
     }
 
@@ -101,43 +134,99 @@ impl Sequence {
 
     /// KV pages that it may come to need.
     pub(crate) fn pages_max(&self, context: usize) -> usize {
-        let tokens = self.prompt_len().saturating_add(self.request.max_tokens);
-        tokens.min(context).div_ceil(PAGE_TOKENS)
+        self.tokens_max(context).div_ceil(PAGE_TOKENS)
+    }
+
+    /// Tokens that its state may come to cover.
+    pub(crate) fn tokens_max(&self, context: usize) -> usize {
+        self.prompt_len().saturating_add(self.request.max_tokens).min(context)
+    }
+
+    /// Its state on the device, if it is there.
+    pub(crate) fn here(&self) -> Option<&DeviceState> {
+        match &self.state {
+            State::Here(state) => Some(state),
+            State::None | State::Loading { .. } => None,
+        }
+    }
+
+    /// The state of a sequence that runs on the device.
+    pub(crate) fn device(&mut self) -> &mut DeviceState {
+        match &mut self.state {
+            State::Here(state) => state,
+            State::None | State::Loading { .. } => unreachable!("only sequences here are run"),
+        }
     }
 
     /// Whether it still computes its prompt.
     pub(crate) fn in_prefill(&self) -> bool {
-        self.state.as_ref().is_none_or(|state| state.done < self.prompt_len())
+        self.here().is_none_or(|state| state.done < self.prompt_len())
     }
 
-    /// Its next rows, at most `rows_max` of them where it can choose: a slice of the prompt that ends at a
-    /// cut or at the prompt's end, or the one token that was chosen last.
-    pub(crate) fn next_work(&self, rows_max: usize) -> Work {
-        let state = self.state.as_ref().expect("a running sequence");
-        let start = state.done;
+    /// Whether it is here and decodes.
+    pub(crate) fn is_decoding(&self) -> bool {
+        self.here().is_some() && !self.in_prefill()
+    }
+
+    /// Its next rows, if it can go on. In prefill: a slice of the prompt that ends at a cut or at the prompt's
+    /// end, at most `rows_max` rows where there is a choice. In decoding: the tokens that its state does not
+    /// cover yet (one, or more if some were forced), and after them the drafts.
+    pub(crate) fn next_work(&self, rows_max: usize) -> Option<Work> {
+        let start = self.here()?.done;
         if !self.in_prefill() {
-            return Work { start, end: start + 1, output: true };
+            let end = self.tokens.len() + self.drafts.len();
+            return Some(Work { start, end, outputs: 1 + self.drafts.len() });
         }
         let limit = self.snapshots.front().copied().unwrap_or(self.prompt_len());
         let ends = self.cuts.iter().map(|cut| cut.position).take_while(|&p| p < limit);
+        let is_held = matches!(self.structure, Structure::Compiling);
         let mut end = None;
         for cut in ends.chain([limit]) {
+            // The first token needs the grammar.
+            if is_held && cut == self.prompt_len() {
+                break;
+            }
             // At least one cut's worth runs, so that progress is made whatever the budget.
             if end.is_some() && cut - start > rows_max {
                 break;
             }
             end = Some(cut);
         }
-        let end = end.expect("the limit is one");
-        Work { start, end, output: end == self.prompt_len() }
+        let end = end?;
+        Some(Work { start, end, outputs: usize::from(end == self.prompt_len()) })
     }
 
     /// Records that the state covers `end` tokens now.
     pub(crate) fn advance_to(&mut self, end: usize) {
-        self.state.as_mut().expect("a running sequence").done = end;
+        self.device().done = end;
         while self.cuts.front().is_some_and(|cut| cut.position <= end) {
             self.cuts.pop_front();
         }
+    }
+
+    /// Adds a token to the reply; says if the reply ends with it for its length.
+    pub(crate) fn push(&mut self, token: u32, context: usize) -> Option<FinishReason> {
+        self.history.push(token);
+        self.tokens.push(token);
+        self.drafted = false;
+        if let (Some(count), Some(thinking)) = (&mut self.thinking, &self.request.thinking) {
+            *count += 1;
+            if token == thinking.end_id {
+                self.thinking = None;
+            }
+        }
+        if self.generated() == self.request.max_tokens {
+            Some(FinishReason::Length)
+        } else if self.tokens.len() > context {
+            Some(FinishReason::ContextFull)
+        } else {
+            None
+        }
+    }
+
+    /// Whether the next token is held to a grammar.
+    pub(crate) fn is_structured(&self) -> bool {
+        self.thinking.is_none() && !matches!(self.structure, Structure::Free)
     }
 }
 
@@ -184,26 +273,39 @@ mod tests {
         assert_eq!(snapshot_positions(&cuts, 4500, 4600, 2048), [4564, 4900]);
     }
 
-    #[test]
-    fn slices_end_at_cuts_whatever_the_budget() {
-        let request = Request {
-            prompt: vec![1; 300],
-            key: CacheKey::default(),
-            sampling: Sampling::greedy(),
-            max_tokens: 10,
-            stop_ids: vec![],
-            vocab_used: 10,
-        };
+    fn sequence(request: Request) -> Sequence {
         let mut sequence = Sequence::new(RequestId(0), request);
         sequence.cuts = CutRule::default().cuts(&sequence.tokens).into();
-        sequence.state = Some(SequenceState { slot: 0, pages: vec![], done: 0 });
+        let state = DeviceState { slot: 0, pages: vec![], done: 0, provisional: false };
+        sequence.state = State::Here(state);
+        sequence
+    }
+
+    #[test]
+    fn slices_end_at_cuts_whatever_the_budget() {
+        let mut sequence = sequence(Request::new(vec![1; 300], 10));
         let mut ends = vec![];
         for budget in [1, 64, 130, 1000] {
-            let work = sequence.next_work(budget);
-            ends.push((work.end, work.output));
+            let work = sequence.next_work(budget).unwrap();
+            ends.push((work.end, work.outputs));
             sequence.advance_to(work.end);
         }
-        assert_eq!(ends, [(64, false), (128, false), (256, false), (300, true)]);
-        assert_eq!(sequence.next_work(5), Work { start: 300, end: 301, output: true });
+        assert_eq!(ends, [(64, 0), (128, 0), (256, 0), (300, 1)]);
+        sequence.push(7, 1000);
+        assert_eq!(sequence.next_work(5), Some(Work { start: 300, end: 301, outputs: 1 }));
+        sequence.drafts = vec![4, 5];
+        assert_eq!(sequence.next_work(5), Some(Work { start: 300, end: 303, outputs: 3 }));
+    }
+
+    #[test]
+    fn the_last_slice_waits_for_the_grammar() {
+        let grammar = Some(crate::structure::Grammar::JsonObject);
+        let mut sequence = sequence(Request { grammar, ..Request::new(vec![1; 100], 10) });
+        let work = sequence.next_work(1000).unwrap();
+        assert_eq!((work.end, work.outputs), (64, 0));
+        sequence.advance_to(64);
+        assert_eq!(sequence.next_work(1000), None);
+        sequence.structure = Structure::Lent;
+        assert_eq!(sequence.next_work(1000).unwrap().end, 100);
     }
 }

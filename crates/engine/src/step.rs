@@ -1,18 +1,54 @@
-//! What the engine asks of a device, as plain data.
+//! What the engine asks of the world around it, as plain data: steps of the device, and effects.
 
-use calla_ops::Batch;
+use crate::prefix_cache::CacheKey;
+use crate::request::RequestId;
+use crate::structure::Grammar;
+use calla_ops::{Batch, Drafts, Rows, StepError};
 
-/// One step: first the state operations in order, then the batch.
+/// One step of the device: first the moves of state in order, then what is to be run.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Step {
-    /// Moves of state that the batch relies on.
+    /// Moves of state that the run relies on.
     pub state: Vec<StateOp>,
-    /// Rows to run. `None` when only state has to be moved.
-    pub batch: Option<Batch>,
+    /// What to run then.
+    pub run: Run,
 }
 
-/// A move of sequence state inside the device.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// What a step runs.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Run {
+    /// Nothing: only state is moved.
+    Nothing,
+    /// Rows of the network.
+    Batch(Batch),
+    /// Guesses of the multi-token-prediction layer.
+    Drafts(Drafts),
+}
+
+/// What a step gave.
+#[derive(Debug)]
+pub enum Outcome {
+    /// State was moved; there was nothing to run.
+    Moved,
+    /// Logits of the batch's output rows.
+    Logits(Rows),
+    /// Guessed tokens of each sequence, at most as many as asked for.
+    Drafts(Vec<Vec<u32>>),
+}
+
+/// A step failed.
+#[derive(Debug, thiserror::Error)]
+pub enum StepFailure {
+    /// State could not be moved: no state of the device can be trusted any more.
+    #[error("moving state failed: {0}")]
+    State(#[source] StepError),
+    /// The run failed: the state of its sequences is lost, that of others is not.
+    #[error(transparent)]
+    Run(#[from] StepError),
+}
+
+/// A move of sequence state.
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum StateOp {
     /// A slot becomes the state of a sequence without tokens.
     ClearSlot {
@@ -33,6 +69,68 @@ pub enum StateOp {
         /// Written.
         to: usize,
     },
+    /// State is read out, to be written to a file. Slot and pages may be used for something else right after;
+    /// [`Engine::saved`](crate::Engine::saved) takes the result, whenever it comes.
+    Save(Box<Save>),
+    /// State that was loaded from a file ([`Effect::Load`]) is put into a slot and pages.
+    Restore {
+        /// The load's ticket.
+        ticket: Ticket,
+        /// Written.
+        slot: usize,
+        /// Written: the prefix's pages from [`Effect::Load::first_page`] on.
+        pages: Vec<usize>,
+    },
+}
+
+/// State on its way to a file.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Save {
+    /// Names this save.
+    pub ticket: Ticket,
+    /// Whose prefix it is.
+    pub key: CacheKey,
+    /// The prefix.
+    pub tokens: Vec<u32>,
+    /// Slot with the recurrent state.
+    pub slot: usize,
+    /// KV pages that cover the prefix.
+    pub pages: Vec<usize>,
+}
+
+/// Names a load or a save that is under way.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Ticket(pub u64);
+
+/// Names a saved prefix; given by whoever keeps the files.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct FileId(pub u64);
+
+/// What the engine wants done besides steps, at any time and in any order.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Effect {
+    /// Compile a grammar and say [`Engine::compiled`](crate::Engine::compiled).
+    Compile {
+        /// The request that needs it.
+        id: RequestId,
+        /// The grammar.
+        grammar: Grammar,
+    },
+    /// Read a saved prefix and say [`Engine::loaded`](crate::Engine::loaded); then hold it until
+    /// [`StateOp::Restore`] asks for it.
+    Load {
+        /// Names this load.
+        ticket: Ticket,
+        /// What to read.
+        file: FileId,
+        /// Pages before this one are in memory already.
+        first_page: usize,
+    },
+    /// Delete a saved prefix.
+    Remove {
+        /// Which.
+        file: FileId,
+    },
 }
 
 /// Whether decoding rounds like prefill.
@@ -41,6 +139,6 @@ pub enum Arithmetic {
     /// A state is the same bit for bit however its tokens were computed (the CPU backend).
     Uniform,
     /// Prefill (in chunks between cuts) and decoding round differently (a GPU): a state reached by
-    /// decoding is provisional and is not kept.
+    /// decoding is provisional and, unless the configuration allows it, is not kept.
     Split,
 }

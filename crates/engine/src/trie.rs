@@ -139,6 +139,33 @@ impl<V> Trie<V> {
         edges.into_iter().rev().flatten().copied().collect()
     }
 
+    /// Whether a node between `node` and the root carries something that `wanted` accepts.
+    #[must_use]
+    pub fn any_above(&self, node: NodeId, wanted: impl Fn(&V) -> bool) -> bool {
+        let mut next = self.node(node).parent;
+        while let Some(id) = next {
+            if self.value(id).is_some_and(&wanted) {
+                return true;
+            }
+            next = self.node(id).parent;
+        }
+        false
+    }
+
+    /// How many nodes below `node`, counted up to `max`, carry something that `wanted` accepts.
+    #[must_use]
+    pub fn count_below(&self, node: NodeId, max: usize, wanted: impl Fn(&V) -> bool) -> usize {
+        let mut left: Vec<NodeId> = self.node(node).children.values().copied().collect();
+        let mut count = 0;
+        while count < max
+            && let Some(id) = left.pop()
+        {
+            count += usize::from(self.value(id).is_some_and(&wanted));
+            left.extend(self.node(id).children.values());
+        }
+        count
+    }
+
     /// Removes a node without value and children, and then its ancestors while they are like that too.
     pub fn prune(&mut self, node: NodeId) {
         let mut next = node;

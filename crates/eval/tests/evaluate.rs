@@ -14,7 +14,40 @@ struct Playback<F> {
     steps: usize,
 }
 
+/// It has logits but no state.
+fn no_bytes() -> StepError {
+    StepError { device: "playback", reason: "it has no state".to_owned() }
+}
+
 impl<F: Fn(usize, &mut [f32]) + Send> Runner for Playback<F> {
+    fn slot_bytes(&self) -> usize {
+        0
+    }
+
+    fn page_bytes(&self) -> usize {
+        0
+    }
+
+    fn read_slot(&mut self, _: usize, _: &mut Vec<u8>) -> Result<(), StepError> {
+        Err(no_bytes())
+    }
+
+    fn write_slot(&mut self, _: usize, _: &[u8]) -> Result<(), StepError> {
+        Err(no_bytes())
+    }
+
+    fn read_page(&mut self, _: usize, _: &mut Vec<u8>) -> Result<(), StepError> {
+        Err(no_bytes())
+    }
+
+    fn write_page(&mut self, _: usize, _: &[u8]) -> Result<(), StepError> {
+        Err(no_bytes())
+    }
+
+    fn arithmetic(&self) -> String {
+        "playback".to_owned()
+    }
+
     fn shape(&self) -> &Shape {
         &self.shape
     }

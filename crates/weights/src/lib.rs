@@ -6,6 +6,7 @@
 
 mod checkpoint;
 mod error;
+mod fingerprint;
 pub mod header;
 mod index;
 pub mod inspect;

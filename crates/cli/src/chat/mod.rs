@@ -11,7 +11,8 @@ use crate::output;
 use crate::reply_printer::ReplyPrinter;
 use crate::run::{self, End, Outcome, Task};
 use crate::sampling;
-use calla_engine::{Sampling, SessionError, SubmitError};
+use calla_engine::{Miss, Reuse, Sampling, SubmitError};
+use calla_runtime::SessionError;
 use calla_text::{ChatTemplate, RenderOptions, ReplyForm, normalise};
 use command::Input;
 use line_reader::LineReader;
@@ -28,7 +29,7 @@ const ANSWER_CALLS: &str = "/tool RESULT answers the call";
 pub(crate) fn run(args: &ChatArgs) -> anyhow::Result<()> {
     sampling::check(&args.sampling)?;
     let transcript = start_transcript(args)?;
-    let model = Model::load(&args.model)?;
+    let model = Model::load(&args.model, &args.engine)?;
     let mut chat = Chat {
         template: model.template()?,
         sampling: sampling::from_defaults(&args.sampling, &model.defaults)?,
@@ -37,6 +38,7 @@ pub(crate) fn run(args: &ChatArgs) -> anyhow::Result<()> {
         transcript,
         args,
         signals: Signals::install()?,
+        last_reuse: None,
     };
     let mut lines = LineReader::new()?;
     if lines.is_interactive() {
@@ -55,6 +57,7 @@ pub(crate) fn run(args: &ChatArgs) -> anyhow::Result<()> {
             output::raw("\n")?;
         }
     }
+    chat.model.session.save();
     Ok(())
 }
 
@@ -81,6 +84,8 @@ struct Chat<'a> {
     transcript: Transcript,
     args: &'a ChatArgs,
     signals: Signals,
+    /// Of the last prompt.
+    last_reuse: Option<Reuse>,
 }
 
 impl Chat<'_> {
@@ -161,6 +166,7 @@ impl Chat<'_> {
                 return Ok(());
             }
         };
+        self.last_reuse = Some(outcome.usage.reuse);
         self.show_end(&outcome);
         if outcome.ids.is_empty() && outcome.end == End::Cancelled {
             self.transcript.take_back();
@@ -188,8 +194,10 @@ impl Chat<'_> {
             prompt: rendered.ids,
             form: ReplyForm::Chat { thinking: rendered.thinking, tools: &options.tools },
             sampling: self.sampling.clone(),
-            stops: &self.args.sampling.stop,
-            max_tokens: self.args.sampling.max_tokens,
+            args: &self.args.sampling,
+            thinking_budget: self.args.think.thinking_budget,
+            grammar: None,
+            logprobs: None,
         };
         let mut printer = ReplyPrinter::new();
         let cancel = &self.signals.cancel;
@@ -214,25 +222,56 @@ impl Chat<'_> {
             (done, total) if done < total => format!("{done} of {total}"),
             (_, total) => total.to_string(),
         };
-        let reused = match outcome.reuse.reused {
+        let usage = &outcome.usage;
+        let reused = match usage.reuse.reused {
             0 => String::new(),
+            reused if usage.reuse.from_disk => format!(" ({reused} reused, from disk)"),
             reused => format!(" ({reused} reused)"),
+        };
+        let drafted = match usage.drafted_tokens {
+            0 => String::new(),
+            drafted => format!(", {} of {drafted} drafts kept", usage.accepted_tokens),
         };
         output::note(&format!(
             "[prompt {prompt} tokens{reused}, prefill {:.0} tok/s; reply {} tokens, \
-             decode {:.1} tok/s]",
+             decode {:.1} tok/s{drafted}]",
             outcome.prefill_rate(),
             outcome.ids.len(),
             outcome.decode_rate()
         ));
     }
 
+    /// Why the last prompt was not reused further than it was, in words.
+    fn last_miss(&self) -> String {
+        let Some(Reuse { reused, common, miss, divergence, .. }) = self.last_reuse else {
+            return String::new();
+        };
+        let why = match miss {
+            None => "all that agrees with an earlier one".to_owned(),
+            Some(Miss::Cold) => "nothing like it was seen before".to_owned(),
+            Some(Miss::OtherKey) => "seen under another key only".to_owned(),
+            Some(Miss::NoSnapshot) => {
+                format!("{common} tokens agree with an earlier one; state is kept at turns")
+            }
+            Some(Miss::Evicted) => {
+                format!("{common} tokens agree with an earlier one, whose state gave way")
+            }
+        };
+        let at = divergence.map_or(String::new(), |d| {
+            format!("; it differs from it at token {}, in message {}", d.token, d.message + 1)
+        });
+        format!("\nlast prompt: {reused} tokens reused ({why}{at})")
+    }
+
     fn show_stats(&self) {
         let session = &self.model.session;
         let cache = session.occupancy();
+        let counts = session.counts();
         output::note(&format!(
             "model {} on {}\n{} messages; context of {} tokens{}\n\
-             cache: {} snapshots, {} of {} KV pages",
+             cache: {} snapshots in {} of {} slots, {} of {} KV pages, {} prefixes on disk\n\
+             prompts: {} tokens, {} of them reused ({} from disk); {} snapshots gave way\n\
+             replies: {} tokens; {} of {} drafted tokens kept{}",
             self.model.dir.display(),
             self.model.device,
             self.transcript.messages.len(),
@@ -242,8 +281,19 @@ impl Chat<'_> {
                 tools => format!("; {tools} tools"),
             },
             cache.snapshots,
+            cache.slots_used,
+            cache.slots,
             cache.pages_used,
-            cache.pages
+            cache.pages,
+            cache.files,
+            counts.prompt_tokens,
+            counts.reused_tokens,
+            counts.loaded_tokens,
+            counts.evictions,
+            counts.generated_tokens,
+            counts.accepted_tokens,
+            counts.drafted_tokens,
+            self.last_miss()
         ));
     }
 }

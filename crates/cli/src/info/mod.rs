@@ -7,7 +7,7 @@ use crate::load::{ELEMENT_BYTES, TextSide, text_bytes};
 use crate::machine::this_machine;
 use crate::output;
 use anyhow::bail;
-use calla_engine::{Machine, MemoryPlan};
+use calla_engine::{Machine, MemoryPlan, StateNeeds};
 use calla_model::Config;
 use calla_text::{ChatTemplate, Tokenizer};
 use calla_weights::inspect::{Inspection, ModuleInfo, Part, Storage};
@@ -91,7 +91,7 @@ impl Info {
     }
 
     fn plan(&self, context: usize) -> MemoryPlan {
-        MemoryPlan::new(&self.config.shape, self.weight_bytes(), context, ELEMENT_BYTES)
+        MemoryPlan::new(&self.config.shape, self.weight_bytes(), &needs(context))
     }
 
     fn contexts(&self) -> Vec<usize> {
@@ -104,8 +104,13 @@ impl Info {
     /// The longest context that fits, in tokens; 0 if none does.
     fn longest_context(&self) -> usize {
         let shape = &self.config.shape;
-        MemoryPlan::longest_context(shape, self.weight_bytes(), ELEMENT_BYTES, &self.machine)
+        MemoryPlan::longest_context(shape, self.weight_bytes(), &needs(0), &self.machine)
     }
+}
+
+/// State of one sequence without drafts.
+fn needs(context: usize) -> StateNeeds {
+    StateNeeds::one_sequence(context, ELEMENT_BYTES)
 }
 
 impl Weights {

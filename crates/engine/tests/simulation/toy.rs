@@ -2,17 +2,21 @@
 //!
 //! A row's result depends on every token before it (through the state and through every KV page it reads),
 //! on nothing else, and, in split arithmetic, on whether it was computed by prefill from the last cut or by
-//! decoding. So a wrong page, slot, position or cut changes the logits.
+//! decoding. So a wrong page, slot, position, cut or checkpoint changes the logits.
 
-use calla_engine::step::{Arithmetic, StateOp, Step};
+use calla_engine::step::{Arithmetic, Outcome, Run, StateOp, Step, StepFailure, Ticket};
 use calla_model::shape::PAGE_TOKENS;
-use calla_ops::{Batch, CacheSize, Rows, Span, SpanKind, StepError};
+use calla_ops::sample::argmax;
+use calla_ops::{Batch, CacheSize, Draft, Rows, Span, SpanKind, StepError};
+use std::collections::HashMap;
 
 pub(crate) const VOCAB: usize = 48;
 /// Tokens 0 and 1 open turns.
 pub(crate) const MARKERS: [u32; 2] = [0, 1];
 /// Token 2 ends a reply.
 pub(crate) const STOP: u32 = 2;
+/// Token 3 ends thinking.
+pub(crate) const THINK_END: u32 = 3;
 
 pub(crate) struct Toy {
     arithmetic: Arithmetic,
@@ -20,32 +24,80 @@ pub(crate) struct Toy {
     slots: Vec<u64>,
     /// Per token place of the pool: what attention would read.
     kv: Vec<u64>,
+    /// State that was read from files and waits to be put back.
+    pub(crate) loaded: HashMap<Ticket, State>,
+    /// State that was read out and waits to be written.
+    pub(crate) read_out: Vec<(Box<calla_engine::step::Save>, State)>,
+}
+
+/// State in a file.
+#[derive(Clone)]
+pub(crate) struct State {
+    pub(crate) slot: u64,
+    pub(crate) pages: Vec<Vec<u64>>,
+}
+
+/// What goes wrong with a step.
+#[derive(Clone, Copy, PartialEq)]
+pub(crate) enum Fault {
+    None,
+    /// The run fails after state was moved.
+    Run,
+    /// Moving state fails.
+    State,
 }
 
 impl Toy {
     pub(crate) fn new(size: CacheSize, arithmetic: Arithmetic) -> Self {
         // Poison, so that reading what was never written shows.
         let kv = (0..size.pages * PAGE_TOKENS).map(|i| mix(0xdead, i as u64)).collect();
-        Self { arithmetic, slots: vec![0xbad; size.slots], kv }
+        let slots = vec![0xbad; size.slots];
+        Self { arithmetic, slots, kv, loaded: HashMap::new(), read_out: vec![] }
     }
 
-    /// Runs a step; `fail` makes the device report an error after moving state.
-    pub(crate) fn run(&mut self, step: &Step, fail: bool) -> Option<Result<Rows, StepError>> {
+    pub(crate) fn run(&mut self, step: &Step, fault: Fault) -> Result<Outcome, StepFailure> {
+        let error = || StepError { device: "toy", reason: "injected".into() };
+        if fault == Fault::State {
+            // Nothing that the device holds is what it was.
+            self.slots.iter_mut().chain(&mut self.kv).for_each(|word| *word = mix(*word, 1));
+            self.loaded.clear();
+            return Err(StepFailure::State(error()));
+        }
         for op in &step.state {
-            match *op {
-                StateOp::ClearSlot { slot } => self.slots[slot] = 0,
-                StateOp::CopySlot { from, to } => self.slots[to] = self.slots[from],
-                StateOp::CopyPage { from, to } => {
-                    let from = from * PAGE_TOKENS;
-                    self.kv.copy_within(from..from + PAGE_TOKENS, to * PAGE_TOKENS);
+            self.move_state(op);
+        }
+        match &step.run {
+            Run::Nothing => Ok(Outcome::Moved),
+            _ if fault == Fault::Run => Err(StepFailure::Run(error())),
+            Run::Batch(batch) => Ok(Outcome::Logits(self.forward(batch))),
+            Run::Drafts(drafts) => Ok(Outcome::Drafts(
+                drafts.as_slice().iter().map(|draft| self.draft(draft)).collect(),
+            )),
+        }
+    }
+
+    fn move_state(&mut self, op: &StateOp) {
+        match op {
+            StateOp::ClearSlot { slot } => self.slots[*slot] = 0,
+            StateOp::CopySlot { from, to } => self.slots[*to] = self.slots[*from],
+            StateOp::CopyPage { from, to } => {
+                let from = from * PAGE_TOKENS;
+                self.kv.copy_within(from..from + PAGE_TOKENS, to * PAGE_TOKENS);
+            }
+            StateOp::Save(save) => {
+                let page = |&page: &usize| self.kv[page * PAGE_TOKENS..][..PAGE_TOKENS].to_vec();
+                let pages = save.pages.iter().map(page).collect();
+                self.read_out.push((save.clone(), State { slot: self.slots[save.slot], pages }));
+            }
+            StateOp::Restore { ticket, slot, pages } => {
+                let state = self.loaded.remove(ticket).expect("what was loaded is restored once");
+                self.slots[*slot] = state.slot;
+                assert_eq!(state.pages.len(), pages.len());
+                for (page, words) in pages.iter().zip(&state.pages) {
+                    self.kv[page * PAGE_TOKENS..][..PAGE_TOKENS].copy_from_slice(words);
                 }
             }
         }
-        let batch = step.batch.as_ref()?;
-        if fail {
-            return Some(Err(StepError { device: "toy", reason: "injected".into() }));
-        }
-        Some(Ok(self.forward(batch)))
     }
 
     fn forward(&mut self, batch: &Batch) -> Rows {
@@ -62,6 +114,7 @@ impl Toy {
         // In split arithmetic every row of a chunk is computed from the state at its start.
         let (mut chunk_start, mut chunk_rows) = (state, 0_u64);
         let mut chunk_tokens = 0_u64;
+        let mut checkpoints = span.checkpoints.iter();
         for row in span.rows.clone() {
             let token = u64::from(tokens[row]);
             let split = self.arithmetic == Arithmetic::Split;
@@ -81,8 +134,35 @@ impl Toy {
             let position = span.position_of(row);
             self.kv[span.kv_index(position)] = mix(state, position as u64);
             results[row] = (0..=position).fold(state, |sum, p| mix(sum, self.kv[span.kv_index(p)]));
+            if let Some(&checkpoint) = checkpoints.next() {
+                self.slots[checkpoint] = state;
+            }
         }
         self.slots[span.slot] = state;
+    }
+
+    /// Guesses: what greedy decoding would choose, but for a mistake in four.
+    fn draft(&self, draft: &Draft) -> Vec<u32> {
+        let place = |p: usize| draft.pages[p / PAGE_TOKENS] * PAGE_TOKENS + p % PAGE_TOKENS;
+        let mut state = self.slots[draft.slot];
+        let mut sum_before: Vec<u64> = (0..draft.position).map(|p| self.kv[place(p)]).collect();
+        let mut token = draft.token;
+        let mut guesses = vec![];
+        for position in draft.position..draft.position + draft.depth {
+            if self.arithmetic == Arithmetic::Split {
+                state = mix(state, 0xdec0de);
+            }
+            state = mix(state, u64::from(token));
+            sum_before.push(mix(state, position as u64));
+            let result = sum_before.iter().fold(state, |sum, &kv| mix(sum, kv));
+            let logits: Vec<f32> = logits(result).take(draft.vocab_used.min(VOCAB)).collect();
+            token = argmax(&logits);
+            if result.is_multiple_of(4) {
+                token = (token + 1) % VOCAB as u32;
+            }
+            guesses.push(token);
+        }
+        guesses
     }
 }
 

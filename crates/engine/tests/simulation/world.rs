@@ -1,0 +1,365 @@
+//! One simulated world: an engine, a toy device, toy files, and callers who do what they like.
+
+use crate::cold::{Cold, cold_run};
+use crate::files::Files;
+use crate::random::Random;
+use crate::requests::{compile, request};
+use crate::toy::{Fault, MARKERS, Toy, VOCAB};
+use calla_engine::step::{Arithmetic, Effect, StepFailure};
+use calla_engine::{CutRule, Engine, EngineConfig, Failure, FinishReason, Grammar, Output};
+use calla_engine::{Request, RequestId, Speculation, SubmitError, TokenLogprobs, Usage};
+use calla_ops::CacheSize;
+use std::collections::HashMap;
+
+pub(crate) struct World {
+    random: Random,
+    config: EngineConfig,
+    engine: Engine,
+    toy: Toy,
+    files: Files,
+    /// Grammars that are being compiled.
+    compiling: Vec<(RequestId, Grammar)>,
+    /// Conversations that later requests extend, edit and branch from.
+    histories: Vec<Vec<u32>>,
+    live: HashMap<RequestId, Live>,
+    tallies: Tallies,
+}
+
+/// A request that has not ended.
+struct Live {
+    request: Request,
+    reply: Vec<u32>,
+    logprobs: Vec<Option<TokenLogprobs>>,
+    cancelled: bool,
+}
+
+macro_rules! tallies {
+    ($($name:ident),*) => {
+        /// How often what happened.
+        #[derive(Default)]
+        pub(crate) struct Tallies { $(pub(crate) $name: u64),* }
+
+        impl Tallies {
+            pub(crate) fn add(&mut self, other: &Self) {
+                $(self.$name += other.$name;)*
+            }
+
+            pub(crate) fn named(&self) -> Vec<(&'static str, u64)> {
+                vec![$((stringify!($name), self.$name)),*]
+            }
+        }
+    };
+}
+
+tallies!(
+    steps,
+    finished,
+    reused_tokens,
+    loaded_tokens,
+    accepted_drafts,
+    structured,
+    grammar_errors,
+    device_failures,
+    file_errors,
+    cancelled,
+    refused,
+    restarts,
+    provisional,
+    evictions
+);
+
+fn config(random: &mut Random) -> EngineConfig {
+    let arithmetic = if random.one_in(2) { Arithmetic::Uniform } else { Arithmetic::Split };
+    let running_max = 1 + random.below(4);
+    let context = 128 + 64 * random.below(6);
+    let checkpoint_slots = random.below(2 * running_max + 1);
+    EngineConfig {
+        cache: CacheSize {
+            pages: context.div_ceil(64) + random.below(30),
+            slots: running_max + checkpoint_slots + random.below(8),
+        },
+        vocab_size: VOCAB,
+        context,
+        running_max,
+        queue_max: 1 + random.below(6),
+        slice_rows: [1, 16, 64, 100, 256][random.below(5)],
+        rule: CutRule::new(MARKERS.to_vec()),
+        arithmetic,
+        fast_cache: random.one_in(2),
+        snapshot_interval: [64, 128, 1024][random.below(3)],
+        remembered_tokens_max: [200, 5000][random.below(2)],
+        speculation: [Speculation::Off, Speculation::Fixed(2), Speculation::Adaptive(3)]
+            [random.below(3)],
+        checkpoint_slots,
+        file_tokens_min: [None, Some(1), Some(64)][random.below(3)],
+    }
+}
+
+impl World {
+    pub(crate) fn new(seed: u64) -> Self {
+        let mut random = Random { seed, count: 0 };
+        let config = config(&mut random);
+        Self {
+            toy: Toy::new(config.cache, config.arithmetic),
+            engine: Engine::new(config.clone()),
+            files: Files::default(),
+            compiling: vec![],
+            random,
+            config,
+            histories: vec![],
+            live: HashMap::new(),
+            tallies: Tallies::default(),
+        }
+    }
+
+    pub(crate) fn run(mut self, arrivals: usize) -> Tallies {
+        let mut left = arrivals;
+        let mut idle = 0;
+        while left > 0 || !self.live.is_empty() {
+            if left > 0 && self.random.one_in(3) {
+                self.arrive();
+                left -= 1;
+            }
+            if self.random.one_in(40) {
+                self.cancel();
+            }
+            match self.random.below(400) {
+                0 => self.engine.evict_all(),
+                1 => self.engine.forget(),
+                2 => self.engine.save_all(),
+                _ => {}
+            }
+            if self.live.is_empty() && self.random.one_in(20) {
+                self.restart();
+            }
+            let progressed = self.step();
+            let waits = !self.compiling.is_empty() || self.files.is_busy();
+            self.around();
+            self.drain();
+            idle = if progressed || left > 0 || waits { 0 } else { idle + 1 };
+            assert!(idle < 3, "requests wait but the engine has nothing to run");
+        }
+        self.settle();
+        let counts = self.engine.counts();
+        self.tallies.evictions += counts.evictions;
+        self.tallies.loaded_tokens += counts.loaded_tokens;
+        self.tallies.accepted_drafts += counts.accepted_tokens;
+        self.tallies.file_errors += self.files.errors as u64;
+        self.tallies
+    }
+
+    /// Everything that is under way ends; nothing may be left.
+    fn settle(&mut self) {
+        self.engine.forget();
+        while self.step() || self.files.is_busy() {
+            self.around();
+        }
+        while let Some(effect) = self.engine.next_effect() {
+            self.effect(effect);
+        }
+        let occupancy = self.engine.occupancy();
+        assert_eq!((occupancy.pages_used, occupancy.slots_used, occupancy.snapshots), (0, 0, 0));
+        assert_eq!((self.engine.running(), self.engine.waiting()), (0, 0));
+        assert!(self.toy.loaded.is_empty(), "state was read from a file for nobody");
+    }
+
+    /// The program ends, in order or not, and starts again on the same files.
+    fn restart(&mut self) {
+        self.tallies.restarts += 1;
+        if self.random.one_in(2) {
+            self.engine.save_all();
+            while self.step() || self.files.is_busy() {
+                self.around();
+            }
+        }
+        self.files.interrupt();
+        self.compiling.clear();
+        self.toy = Toy::new(self.config.cache, self.config.arithmetic);
+        let counts = self.engine.counts();
+        self.tallies.loaded_tokens += counts.loaded_tokens;
+        self.tallies.accepted_drafts += counts.accepted_tokens;
+        self.tallies.evictions += counts.evictions;
+        self.engine = Engine::new(self.config.clone());
+        self.files.announce(&mut self.engine);
+    }
+
+    /// A request on a new, an extended, an edited or a branched conversation.
+    fn arrive(&mut self) {
+        let mut prompt = match self.random.below(4) {
+            _ if self.histories.is_empty() => vec![],
+            0 => vec![],
+            1 => {
+                // An edit: cut somewhere and go on differently.
+                let mut history = self.pick_history();
+                history.truncate(self.random.below(history.len()).max(1));
+                history
+            }
+            _ => self.pick_history(),
+        };
+        for _ in 0..1 + self.random.below(3) {
+            prompt.push(MARKERS[self.random.below(2)]);
+            for _ in 0..self.random.below(90) {
+                prompt.push(3 + self.random.below(VOCAB - 3) as u32);
+            }
+        }
+        let request = request(&mut self.random, prompt);
+        match self.engine.submit(request.clone()) {
+            Ok(id) => {
+                let (reply, logprobs) = (vec![], vec![]);
+                let live = Live { request, reply, logprobs, cancelled: false };
+                self.live.insert(id, live);
+            }
+            Err(SubmitError::ContextLength { .. } | SubmitError::QueueFull { .. }) => {
+                self.tallies.refused += 1;
+            }
+            Err(other) => panic!("{other}"),
+        }
+    }
+
+    fn pick_history(&mut self) -> Vec<u32> {
+        let i = self.random.below(self.histories.len());
+        self.histories[i].clone()
+    }
+
+    fn cancel(&mut self) {
+        let mut ids: Vec<RequestId> = self.live.keys().copied().collect();
+        ids.sort_unstable();
+        if !ids.is_empty() {
+            let id = ids[self.random.below(ids.len())];
+            self.live.get_mut(&id).unwrap().cancelled = true;
+            self.engine.cancel(id);
+        }
+    }
+
+    fn step(&mut self) -> bool {
+        let Some(step) = self.engine.next_step() else { return false };
+        self.tallies.steps += 1;
+        let fault = match self.random.below(600) {
+            0..4 => Fault::Run,
+            4 => Fault::State,
+            _ => Fault::None,
+        };
+        let jobs = if self.random.one_in(2) { self.engine.mask_jobs() } else { vec![] };
+        // The world does not wait while the step is on the device.
+        if self.random.one_in(30) {
+            self.cancel();
+        }
+        if self.random.one_in(4) {
+            self.around();
+        }
+        let result = self.toy.run(&step, fault);
+        if matches!(result, Err(StepFailure::State(_))) {
+            for op in &step.state {
+                if let calla_engine::step::StateOp::Save(save) = op {
+                    self.engine.saved(save.ticket, None);
+                }
+            }
+        }
+        self.files.collect(&mut self.toy);
+        let run = |mut job: calla_engine::engine::MaskJob| {
+            job.run();
+            job
+        };
+        self.engine.return_masks(jobs.into_iter().map(run).collect());
+        let occupancy = self.engine.occupancy();
+        assert!(occupancy.slots_used <= occupancy.slots);
+        let seconds = 0.1 + self.random.below(100) as f64 / 100.0;
+        self.engine.complete(result, seconds);
+        true
+    }
+
+    /// Effects are taken, and some of them done.
+    fn around(&mut self) {
+        while let Some(effect) = self.engine.next_effect() {
+            self.effect(effect);
+        }
+        if !self.compiling.is_empty() && self.random.one_in(3) {
+            let i = self.random.below(self.compiling.len());
+            let (id, grammar) = self.compiling.swap_remove(i);
+            self.engine.compiled(id, compile(&grammar));
+        }
+        self.files.work(&mut self.random, &mut self.engine, &mut self.toy);
+    }
+
+    fn effect(&mut self, effect: Effect) {
+        match effect {
+            Effect::Compile { id, grammar } => self.compiling.push((id, grammar)),
+            Effect::Load { ticket, file, first_page } => self.files.load(ticket, file, first_page),
+            Effect::Remove { file } => self.files.remove(file),
+        }
+    }
+
+    fn drain(&mut self) {
+        while let Some(output) = self.engine.poll() {
+            match output {
+                Output::Prefill { id, done, total } => {
+                    assert!(done <= total && self.live.contains_key(&id));
+                }
+                Output::Token { id, token, logprobs } => {
+                    let live = self.live.get_mut(&id).expect("a live request");
+                    live.reply.push(token);
+                    live.logprobs.push(logprobs);
+                }
+                Output::Finished { id, reason, usage } => self.finished(id, reason, usage),
+                Output::Failed { id, failure } => self.failed(id, &failure),
+            }
+        }
+    }
+
+    fn failed(&mut self, id: RequestId, failure: &Failure) {
+        let live = self.live.remove(&id).expect("a live request");
+        if matches!(failure, Failure::Device(_)) {
+            self.tallies.device_failures += 1;
+        } else {
+            self.tallies.grammar_errors += 1;
+            // A failure does not say whether a provisional state had a part in it.
+            let may_differ = self.config.fast_cache && self.config.arithmetic == Arithmetic::Split;
+            if matches!(failure, Failure::Grammar(_)) || !may_differ {
+                let Cold { reply, end, .. } = cold_run(&live.request, self.config.arithmetic);
+                assert_eq!(end.as_ref(), Err(failure));
+                assert!(matches!(failure, Failure::Grammar(_)) || live.reply == reply);
+            }
+        }
+    }
+
+    fn finished(&mut self, id: RequestId, reason: FinishReason, usage: Usage) {
+        let live = self.live.remove(&id).expect("a live request");
+        assert_eq!(usage.completion_tokens, live.reply.len());
+        assert_eq!(usage.prompt_tokens, live.request.prompt.len());
+        assert!(usage.reuse.reused < live.request.prompt.len());
+        assert!(usage.reuse.reused <= usage.reuse.common);
+        assert_eq!(reason == FinishReason::Cancelled, live.cancelled);
+        self.tallies.reused_tokens += usage.reuse.reused as u64;
+        self.tallies.structured += u64::from(live.request.grammar.is_some());
+        if usage.reuse.provisional {
+            // What was reused may differ from a cold run, and says so.
+            assert!(self.config.fast_cache && self.config.arithmetic == Arithmetic::Split);
+            self.tallies.provisional += 1;
+        } else {
+            self.compare(&live, reason, usage);
+        }
+        let mut history = live.request.prompt;
+        history.extend(live.reply);
+        self.histories.push(history);
+    }
+
+    /// The reply of this world is that of a world without history.
+    fn compare(&mut self, live: &Live, reason: FinishReason, usage: Usage) {
+        let cold = cold_run(&live.request, self.config.arithmetic);
+        let same_so_far =
+            cold.reply.starts_with(&live.reply) && cold.logprobs.starts_with(&live.logprobs);
+        assert!(same_so_far, "{reason:?} {usage:?} {:?} {:?}", live.reply, cold.reply);
+        match reason {
+            FinishReason::Cancelled => self.tallies.cancelled += 1,
+            // The cold world has a larger context.
+            FinishReason::ContextFull => {
+                assert!(live.request.prompt.len() + live.reply.len() > self.config.context);
+            }
+            _ => {
+                self.tallies.finished += 1;
+                assert_eq!(live.reply, cold.reply, "warm and cold replies differ: {usage:?}");
+                assert_eq!(Ok(reason), cold.end);
+            }
+        }
+    }
+}

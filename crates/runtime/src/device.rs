@@ -1,0 +1,114 @@
+//! A device that carries out the engine's steps: a runner, and state on its way from and to files.
+
+use calla_engine::step::{Outcome, Run, Save, StateOp, Step, StepFailure, Ticket};
+use calla_ops::{Runner, StepError};
+use std::collections::HashMap;
+
+/// The bytes of a prefix's state.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct StateBytes {
+    /// The recurrent state.
+    pub(crate) slot: Vec<u8>,
+    /// KV pages, in order.
+    pub(crate) pages: Vec<Vec<u8>>,
+}
+
+impl StateBytes {
+    /// Bytes of all of it.
+    pub(crate) fn bytes(&self) -> usize {
+        self.slot.len() + self.pages.iter().map(Vec::len).sum::<usize>()
+    }
+}
+
+/// Takes state that was read out, to write it to a file.
+pub(crate) trait SaveSink {
+    /// The page from which on a prefix is to be read out; `None` if nothing of it is to be saved.
+    fn first_page(&mut self, save: &Save) -> Option<usize>;
+
+    /// Takes the slot's state and the pages from `first_page` on.
+    fn take(&mut self, save: &Save, first_page: usize, state: StateBytes);
+
+    /// The state of a save could not be read out.
+    fn lost(&mut self, save: &Save);
+}
+
+pub(crate) struct Device {
+    runner: Box<dyn Runner>,
+    /// State from files that steps will put in place.
+    loaded: HashMap<Ticket, StateBytes>,
+}
+
+impl Device {
+    pub(crate) fn new(runner: Box<dyn Runner>) -> Self {
+        Self { runner, loaded: HashMap::new() }
+    }
+
+    pub(crate) fn can_draft(&self) -> bool {
+        self.runner.can_draft()
+    }
+
+    /// Holds state until a step asks for it.
+    pub(crate) fn hold(&mut self, ticket: Ticket, state: StateBytes) {
+        self.loaded.insert(ticket, state);
+    }
+
+    pub(crate) fn run(
+        &mut self,
+        step: &Step,
+        sink: &mut dyn SaveSink,
+    ) -> Result<Outcome, StepFailure> {
+        for (i, op) in step.state.iter().enumerate() {
+            if let Err(error) = self.move_state(op, sink) {
+                for op in &step.state[i..] {
+                    if let StateOp::Save(save) = op {
+                        sink.lost(save);
+                    }
+                }
+                // Whoever waited for it fails with the step.
+                self.loaded.clear();
+                return Err(StepFailure::State(error));
+            }
+        }
+        match &step.run {
+            Run::Nothing => Ok(Outcome::Moved),
+            Run::Batch(batch) => Ok(Outcome::Logits(self.runner.step(batch)?)),
+            Run::Drafts(drafts) => Ok(Outcome::Drafts(self.runner.draft(drafts)?)),
+        }
+    }
+
+    fn move_state(&mut self, op: &StateOp, sink: &mut dyn SaveSink) -> Result<(), StepError> {
+        match op {
+            StateOp::ClearSlot { slot } => self.runner.clear_slot(*slot),
+            StateOp::CopySlot { from, to } => self.runner.copy_slot(*from, *to),
+            StateOp::CopyPage { from, to } => self.runner.copy_page(*from, *to),
+            StateOp::Save(save) => {
+                if let Some(first_page) = sink.first_page(save) {
+                    let state = self.read_out(save, first_page)?;
+                    sink.take(save, first_page, state);
+                }
+            }
+            StateOp::Restore { ticket, slot, pages } => {
+                let state = self.loaded.remove(ticket).ok_or_else(|| StepError {
+                    device: "host",
+                    reason: format!("the state of load {} is not there", ticket.0),
+                })?;
+                self.runner.write_slot(*slot, &state.slot)?;
+                for (&page, bytes) in pages.iter().zip(&state.pages) {
+                    self.runner.write_page(page, bytes)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn read_out(&mut self, save: &Save, first_page: usize) -> Result<StateBytes, StepError> {
+        let mut state = StateBytes::default();
+        self.runner.read_slot(save.slot, &mut state.slot)?;
+        for &page in &save.pages[first_page..] {
+            let mut bytes = vec![];
+            self.runner.read_page(page, &mut bytes)?;
+            state.pages.push(bytes);
+        }
+        Ok(state)
+    }
+}

@@ -1,0 +1,273 @@
+//! The loop around an engine: it runs steps on the device and does what else the engine asks for on threads.
+//!
+//! Whoever owns a [`Driver`] submits requests to its engine, calls [`Driver::turn`] until nothing is left to
+//! do, and reads what happened from [`Engine::poll`].
+
+use crate::device::{Device, SaveSink, StateBytes};
+use crate::files::{FileJob, FileReply, Files};
+use crate::grammars::{Compile, Grammars};
+use calla_engine::engine::MaskJob;
+use calla_engine::step::{Effect, Outcome, Save, Step, StepFailure, Ticket};
+use calla_engine::{Engine, EngineConfig, Matcher, RequestId, Speculation};
+use calla_ops::Runner;
+use calla_store::Store;
+use std::collections::HashSet;
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::time::Instant;
+
+/// What threads tell the driver.
+pub(crate) enum Event {
+    /// A grammar is compiled, or cannot be.
+    Compiled { id: RequestId, result: Result<Box<dyn Matcher>, String> },
+    /// Something about files.
+    File(FileReply),
+    /// Look for new requests.
+    Wake,
+}
+
+/// Ends the wait of a [`Driver::turn`] from another thread.
+#[derive(Clone)]
+pub struct Waker(Sender<Event>);
+
+impl Waker {
+    /// Wakes the driver; one that is gone needs no waking.
+    pub fn wake(&self) {
+        let _ = self.0.send(Event::Wake);
+    }
+}
+
+/// What a turn came to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Turn {
+    /// A step was run.
+    Step,
+    /// No step could be run; something else may have happened.
+    NoStep,
+    /// Nothing is left to do.
+    Idle,
+}
+
+/// An engine with its device and its threads.
+pub struct Driver {
+    engine: Engine,
+    device: Device,
+    grammars: Grammars,
+    files: Option<Files>,
+    events: Receiver<Event>,
+    sender: Sender<Event>,
+    /// Grammars being compiled.
+    compiling: HashSet<RequestId>,
+}
+
+/// A thread could not be started.
+#[derive(Debug, thiserror::Error)]
+#[error("a thread for {what} could not be started: {source}")]
+pub struct ThreadError {
+    what: &'static str,
+    source: std::io::Error,
+}
+
+impl Driver {
+    /// Puts an engine on a device. `compile` compiles grammars; `store` keeps saved prefixes, and what it
+    /// holds from earlier is known to the engine from the start. Without a draft layer there is no
+    /// speculation, whatever `config` says.
+    ///
+    /// # Errors
+    /// If a thread cannot be started.
+    pub fn new(
+        runner: Box<dyn Runner>,
+        mut config: EngineConfig,
+        compile: Compile,
+        store: Option<Store>,
+    ) -> Result<Self, ThreadError> {
+        let (sender, events) = channel();
+        let device = Device::new(runner);
+        if !device.can_draft() {
+            config.speculation = Speculation::Off;
+            config.checkpoint_slots = 0;
+        }
+        if store.is_none() {
+            config.file_tokens_min = None;
+        }
+        let mut engine = Engine::new(config);
+        let grammars = Grammars::start(compile, sender.clone())
+            .map_err(|source| ThreadError { what: "grammars", source })?;
+        let files = match store {
+            Some(store) => {
+                for (file, key, tokens) in crate::files::listed(&store) {
+                    engine.add_file(file, &key, &tokens);
+                }
+                let files = Files::start(store, sender.clone())
+                    .map_err(|source| ThreadError { what: "the disk cache", source })?;
+                Some(files)
+            }
+            None => None,
+        };
+        let compiling = HashSet::new();
+        Ok(Self { engine, device, grammars, files, events, sender, compiling })
+    }
+
+    /// The engine, to submit to and to read from.
+    pub fn engine(&mut self) -> &mut Engine {
+        &mut self.engine
+    }
+
+    /// The engine, to look at.
+    #[must_use]
+    pub fn view(&self) -> &Engine {
+        &self.engine
+    }
+
+    /// Wakes this driver.
+    #[must_use]
+    pub fn waker(&self) -> Waker {
+        Waker(self.sender.clone())
+    }
+
+    /// Does what can be done now: effects and their results, then one step. If no step can be run but
+    /// something is under way, waits for it, unless `wait` is false.
+    pub fn turn(&mut self, wait: bool) -> Turn {
+        self.start_effects();
+        while let Ok(event) = self.events.try_recv() {
+            self.take(event);
+        }
+        self.start_effects();
+        if let Some(step) = self.engine.next_step() {
+            self.run(&step);
+            self.start_effects();
+            return Turn::Step;
+        }
+        // What was just admitted may have to be read from a file first.
+        self.start_effects();
+        if !self.is_waiting() {
+            return Turn::Idle;
+        }
+        if wait && let Ok(event) = self.events.recv() {
+            self.take(event);
+        }
+        Turn::NoStep
+    }
+
+    /// Waits for the next event: a request from another thread (see [`Waker`]), or the end of something that
+    /// is under way.
+    pub fn sleep(&mut self) {
+        if let Ok(event) = self.events.recv() {
+            self.take(event);
+        }
+    }
+
+    /// Saves what is worth a file and waits until it is written: before the program ends.
+    pub fn save_all(&mut self) {
+        self.engine.save_all();
+        while self.turn(true) != Turn::Idle {}
+    }
+
+    /// Whether something is under way that will bring an event.
+    fn is_waiting(&self) -> bool {
+        !self.compiling.is_empty() || self.files.as_ref().is_some_and(Files::is_busy)
+    }
+
+    fn start_effects(&mut self) {
+        while let Some(effect) = self.engine.next_effect() {
+            match effect {
+                Effect::Compile { id, grammar } => {
+                    self.compiling.insert(id);
+                    self.grammars.compile(id, grammar);
+                }
+                Effect::Load { ticket, file, first_page } => match &mut self.files {
+                    Some(files) => files.start_job(FileJob::Load { ticket, file, first_page }),
+                    None => {
+                        let held = self.engine.loaded(ticket, false);
+                        debug_assert!(!held, "nothing was read");
+                    }
+                },
+                Effect::Remove { file } => {
+                    if let Some(files) = &mut self.files {
+                        files.start_job(FileJob::Remove { file });
+                    }
+                }
+            }
+        }
+    }
+
+    fn take(&mut self, event: Event) {
+        match event {
+            Event::Wake => {}
+            Event::Compiled { id, result } => {
+                self.compiling.remove(&id);
+                self.engine.compiled(id, result);
+            }
+            Event::File(reply) => {
+                if let Some(files) = &mut self.files {
+                    files.answered(&reply);
+                }
+                match reply {
+                    FileReply::Saved { ticket, file, .. } => self.engine.saved(ticket, file),
+                    FileReply::Loaded { ticket, state } => {
+                        let is_held = self.engine.loaded(ticket, state.is_some());
+                        if let (true, Some(state)) = (is_held, state) {
+                            self.device.hold(ticket, state);
+                        }
+                    }
+                    FileReply::Deleted => {}
+                    FileReply::Removed { files } => {
+                        for file in files {
+                            self.engine.file_removed(file);
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    fn run(&mut self, step: &Step) {
+        let start = Instant::now();
+        let mut sink = Sink { files: self.files.as_mut(), lost: vec![] };
+        let mut jobs = self.engine.mask_jobs();
+        let device = &mut self.device;
+        let result: Result<Outcome, StepFailure> = if jobs.is_empty() {
+            device.run(step, &mut sink)
+        } else {
+            // The masks are computed while the device runs.
+            std::thread::scope(|scope| {
+                scope.spawn(|| jobs.iter_mut().for_each(MaskJob::run));
+                device.run(step, &mut sink)
+            })
+        };
+        let lost = sink.lost;
+        self.engine.return_masks(jobs);
+        for save in lost {
+            self.engine.saved(save, None);
+        }
+        if let Err(failure) = &result {
+            tracing::error!("{failure}");
+        }
+        self.engine.complete(result, start.elapsed().as_secs_f64());
+    }
+}
+
+/// Hands state that was read out to the thread that writes files.
+struct Sink<'a> {
+    files: Option<&'a mut Files>,
+    lost: Vec<Ticket>,
+}
+
+impl SaveSink for Sink<'_> {
+    fn first_page(&mut self, save: &Save) -> Option<usize> {
+        let first = self.files.as_mut().and_then(|files| files.first_unsaved_page(save));
+        if first.is_none() {
+            self.lost.push(save.ticket);
+        }
+        first
+    }
+
+    fn take(&mut self, save: &Save, first_page: usize, state: StateBytes) {
+        if let Some(files) = &mut self.files {
+            files.start_job(FileJob::Save { save: save.clone(), first_page, state });
+        }
+    }
+
+    fn lost(&mut self, save: &Save) {
+        self.lost.push(save.ticket);
+    }
+}

@@ -1,0 +1,58 @@
+//! How an engine is set up on a device: what is not a matter of taste, in one place.
+
+use calla_engine::engine::EngineConfig;
+use calla_engine::step::Arithmetic;
+use calla_engine::{CutRule, Speculation};
+use calla_model::shape::PAGE_TOKENS;
+use calla_ops::Runner;
+
+/// Rows of a step that prefill may use. Large enough that each weight is read once for many rows, small
+/// enough that activations stay in cache and a cancel is heard soon.
+const SLICE_ROWS: usize = 256;
+/// A snapshot at least every so many tokens of a long prompt.
+const SNAPSHOT_INTERVAL: usize = 2048;
+/// Tokens of evicted prefixes that are remembered, to say why a prompt missed: 16 MB.
+const REMEMBERED_TOKENS_MAX: usize = 4 << 20;
+/// A shorter prefix is computed sooner than it is read.
+const FILE_TOKENS_MIN: usize = 256;
+
+/// What the owner of an engine decides.
+#[derive(Clone, Copy, Debug)]
+pub struct Limits {
+    /// Tokens that prompt and reply together may have.
+    pub context: usize,
+    /// Sequences that run at once.
+    pub running_max: usize,
+    /// Requests that may wait.
+    pub queue_max: usize,
+    /// Drafts of the multi-token-prediction layer.
+    pub speculation: Speculation,
+    /// See [`EngineConfig::fast_cache`].
+    pub fast_cache: bool,
+}
+
+/// The setting for a host backend, whose decoding rounds like its prefill. The context is cut down to what
+/// the device and the model have. What the device holds beyond that keeps snapshots.
+#[must_use]
+pub fn engine_config(runner: &dyn Runner, rule: CutRule, limits: Limits) -> EngineConfig {
+    let cache = runner.cache_size();
+    let shape = runner.shape();
+    let depth = if runner.can_draft() { limits.speculation.depth_max() } else { 0 };
+    let spare = cache.slots.saturating_sub(limits.running_max);
+    EngineConfig {
+        cache,
+        vocab_size: shape.vocab_size,
+        context: limits.context.min(cache.pages * PAGE_TOKENS).min(shape.max_positions),
+        running_max: limits.running_max,
+        queue_max: limits.queue_max,
+        slice_rows: SLICE_ROWS,
+        rule,
+        arithmetic: Arithmetic::Uniform,
+        fast_cache: limits.fast_cache,
+        snapshot_interval: SNAPSHOT_INTERVAL,
+        remembered_tokens_max: REMEMBERED_TOKENS_MAX,
+        speculation: limits.speculation,
+        checkpoint_slots: (depth * limits.running_max).min(spare),
+        file_tokens_min: Some(FILE_TOKENS_MIN),
+    }
+}
