@@ -1,9 +1,11 @@
 //! Products of activations with stored weights.
 //!
 //! One order of summation for every pair of an activation row and a weight row, whatever else is computed:
-//! sixteen chains `acc = w * x + acc` over the vectors of the row, then one fixed tree. With one row the
-//! weights are unpacked in registers; with more, a tile of weight rows is unpacked once into the cache and
-//! meets all rows in register tiles. Both make the same chains, so their bits agree.
+//! sixteen chains `acc = w * x + acc` over the vectors of the row, then one fixed tree. With one row, or
+//! as few as the registers have accumulators for, the weights are unpacked in registers; with more, a tile of
+//! weight rows is unpacked once into the cache and meets all rows in register tiles. All make the same
+//! chains, so their bits agree. All fetch the weight rows to come, which are too short for the hardware to
+//! see a sequence in them: without that, a row waits for memory half of its time.
 
 use crate::columns::Columns;
 use crate::inputs::{AlignedBlock, Inputs, Packed, blocks, blocks_mut};
@@ -19,6 +21,10 @@ const TILE_BYTES: usize = 128 * 1024;
 /// Bounds on the weight rows of a task; multiples of the height of a register tile.
 const TILE_OUTPUTS_MIN: usize = 16;
 const TILE_OUTPUTS_MAX: usize = 64;
+/// Bytes of activations that stay in the first-level cache.
+const PIECE_BYTES: usize = 32 * 1024;
+/// Distance of prefetching: far enough for the latency of memory, near enough for the first-level cache.
+const PREFETCH_BYTES: usize = 4096;
 
 /// An activation row to multiply, and where its result goes.
 #[derive(Clone, Copy, Debug)]
@@ -179,6 +185,18 @@ impl Task<'_> {
             // row pairs, of one product or two, have distinct rows.
             let y = unsafe { product.y.piece(row.output as usize, outputs) };
             one_row(simd, format, &tile, row_x, y);
+        } else if const { S::FEW_ROWS > 0 } && product.rows.len() <= S::FEW_ROWS {
+            // In `const`, so that nothing below is compiled for the others.
+            let with = (x, &mut scratch.tile);
+            match product.rows.len() {
+                2 => few_rows::<S, F, N, 2, 4>(simd, format, &tile, with, product, outputs),
+                3 => few_rows::<S, F, N, 3, 4>(simd, format, &tile, with, product, outputs),
+                4 => few_rows::<S, F, N, 4, 2>(simd, format, &tile, with, product, outputs),
+                5 => few_rows::<S, F, N, 5, 2>(simd, format, &tile, with, product, outputs),
+                6 => few_rows::<S, F, N, 6, 2>(simd, format, &tile, with, product, outputs),
+                7 => few_rows::<S, F, N, 7, 2>(simd, format, &tile, with, product, outputs),
+                _ => few_rows::<S, F, N, 8, 2>(simd, format, &tile, with, product, outputs),
+            }
         } else {
             let blocks_per_row = product.weight.cols().div_ceil(LANES);
             // Register tiles are four weight rows high: rows beyond the last are stale and not stored.
@@ -188,7 +206,7 @@ impl Task<'_> {
             }
             let unpacked = &mut scratch.tile[..len];
             for (i, to) in (0..outputs.len()).zip(unpacked.chunks_exact_mut(blocks_per_row)) {
-                unpack_row(simd, format, tile.row(i), tile.cols, blocks_mut(to));
+                unpack_row(simd, format, &tile, i, blocks_mut(to));
             }
             many_rows(simd, blocks(unpacked), blocks_per_row, x, product, outputs);
         }
@@ -214,6 +232,24 @@ impl<'a> TileRows<'a> {
             biases: &self.biases[i * self.groups..][..self.groups],
         }
     }
+
+    /// Rows `first .. first + A`; past the last of `count`, that one again, whose product is dropped.
+    #[inline(always)]
+    fn group<const A: usize>(&self, first: usize, count: usize) -> [WeightRow<'a>; A] {
+        let mut rows = [self.row(first); A];
+        for a in 1..A {
+            rows[a] = self.row((first + a).min(count - 1));
+        }
+        rows
+    }
+
+    /// Bytes of one of the `steps` of a row, and how many bytes ahead of a step to fetch memory: whole
+    /// rows, at least the `group` that are read side by side.
+    #[inline(always)]
+    fn prefetch_distance(&self, steps: usize, group: usize) -> (usize, usize) {
+        let rows = (PREFETCH_BYTES / self.row_bytes.max(1)).max(group);
+        (self.row_bytes / steps.max(1), rows * self.row_bytes)
+    }
 }
 
 /// One activation row with consecutive weight rows, unpacked on the fly.
@@ -226,20 +262,14 @@ fn one_row<S: Simd, F: Format<N>, const N: usize>(
     y: &mut [f32],
 ) {
     let steps = x.as_chunks::<N>().0;
+    let (step_bytes, ahead) = tile.prefetch_distance(steps.len(), 4);
     let count = y.len();
     for (quad, y) in y.chunks_mut(4).enumerate() {
-        let first = 4 * quad;
-        // Past the last row, its product is computed again and dropped.
-        let last = count - 1;
-        let rows = [
-            tile.row(first),
-            tile.row((first + 1).min(last)),
-            tile.row((first + 2).min(last)),
-            tile.row((first + 3).min(last)),
-        ];
+        let rows = tile.group::<4>(4 * quad, count);
         let mut acc = [simd.splat(0.0); 4];
         for (step, x) in steps.iter().enumerate() {
             for a in 0..4 {
+                simd.prefetch(rows[a].bytes, ahead + step * step_bytes);
                 let w = format.unpack(simd, rows[a], step, tile.cols);
                 for n in 0..N {
                     acc[a] = simd.mul_add(w[n], simd.load(&x[n]), acc[a]);
@@ -250,16 +280,102 @@ fn one_row<S: Simd, F: Format<N>, const N: usize>(
     }
 }
 
+/// `X` activation rows with consecutive weight rows, `A` at a time, unpacked once on the fly.
+///
+/// Columns are cut in pieces whose activations stay in the first-level cache while all weight rows pass;
+/// between pieces the chains wait in `chains`.
+#[inline(always)]
+fn few_rows<S: Simd, F: Format<N>, const N: usize, const X: usize, const A: usize>(
+    simd: S,
+    format: F,
+    tile: &TileRows<'_>,
+    (x, chains): (&Packed, &mut Vec<AlignedBlock>),
+    product: &Product<'_>,
+    outputs: Range<usize>,
+) {
+    let count = outputs.len();
+    let steps = x.row(0).len() / N;
+    let piece_steps = const { PIECE_BYTES / (size_of::<Block>() * N * X) };
+    let (step_bytes, ahead) = tile.prefetch_distance(steps, A);
+    let len = if steps > piece_steps { count.next_multiple_of(A) * X } else { 0 };
+    if chains.len() < len {
+        chains.resize(len, AlignedBlock([0.0; LANES]));
+    }
+    for start in (0..steps).step_by(piece_steps) {
+        let end = (start + piece_steps).min(steps);
+        let mut xs: [&[[Block; N]]; X] = [&[]; X];
+        for b in 0..X {
+            xs[b] = &x.row(product.rows[b].input as usize).as_chunks().0[start..end];
+        }
+        for first in (0..count).step_by(A) {
+            let rows = tile.group::<A>(first, count);
+            let mut acc = [[simd.splat(0.0); A]; X];
+            if start > 0 {
+                for (i, chain) in blocks(&chains[first * X..][..A * X]).iter().enumerate() {
+                    acc[i / A][i % A] = simd.load(chain);
+                }
+            }
+            for step in start..end {
+                // All weights first: then an activation is loaded once for all of them.
+                let mut w = [[simd.splat(0.0); N]; A];
+                for a in 0..A {
+                    simd.prefetch(rows[a].bytes, ahead + step * step_bytes);
+                    w[a] = format.unpack(simd, rows[a], step, tile.cols);
+                }
+                for n in 0..N {
+                    for b in 0..X {
+                        let x = simd.load(&xs[b][step - start][n]);
+                        for a in 0..A {
+                            acc[b][a] = simd.mul_add(w[a][n], x, acc[b][a]);
+                        }
+                    }
+                }
+            }
+            if end < steps {
+                for (i, chain) in
+                    blocks_mut(&mut chains[first * X..][..A * X]).iter_mut().enumerate()
+                {
+                    simd.store(acc[i / A][i % A], chain);
+                }
+                continue;
+            }
+            let at = outputs.start + first;
+            let cols = at..(at + A).min(outputs.end);
+            let store = |b: usize, sums: &[f32]| {
+                // SAFETY: as in `tile_of`: `sums` of one row are stored before the piece of the next is taken.
+                let y = unsafe { product.y.piece(product.rows[b].output as usize, cols.clone()) };
+                y.iter_mut().zip(sums).for_each(|(y, sum)| *y = *sum);
+            };
+            if A == 4 {
+                for b in 0..X {
+                    store(b, &simd.sum4([acc[b][0], acc[b][1], acc[b][2], acc[b][3]]));
+                }
+            } else {
+                for b in (0..X).step_by(2) {
+                    let other = (b + 1).min(X - 1);
+                    let sums = simd.sum4([acc[b][0], acc[b][1], acc[other][0], acc[other][1]]);
+                    store(b, &sums[..2]);
+                    store(other, &sums[2..]);
+                }
+            }
+        }
+    }
+}
+
+/// Row `i` of a tile as plain values.
 #[inline(always)]
 fn unpack_row<S: Simd, F: Format<N>, const N: usize>(
     simd: S,
     format: F,
-    row: WeightRow<'_>,
-    cols: usize,
+    tile: &TileRows<'_>,
+    i: usize,
     to: &mut [Block],
 ) {
+    let row = tile.row(i);
+    let (step_bytes, ahead) = tile.prefetch_distance(to.len() / N, 1);
     for (step, to) in to.as_chunks_mut::<N>().0.iter_mut().enumerate() {
-        let w = format.unpack(simd, row, step, cols);
+        simd.prefetch(row.bytes, ahead + step * step_bytes);
+        let w = format.unpack(simd, row, step, tile.cols);
         for n in 0..N {
             simd.store(w[n], &mut to[n]);
         }

@@ -32,7 +32,14 @@ impl Simd for Avx512 {
     type V = __m512;
 
     const TILE_ROWS: usize = 6;
+    const FEW_ROWS: usize = 8;
     const WIDTH: usize = 4;
+
+    #[inline(always)]
+    fn prefetch(self, bytes: &[u8], at: usize) {
+        // A prefetch has no effect but on time, whatever the address.
+        intrinsic!(_mm_prefetch::<_MM_HINT_T0>(bytes.as_ptr().wrapping_add(at).cast()));
+    }
 
     #[inline(always)]
     fn splat(self, x: f32) -> __m512 {

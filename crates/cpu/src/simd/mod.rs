@@ -28,8 +28,13 @@ pub(crate) trait Simd: Copy + Send + Sync {
 
     /// Activation rows of the register tile of [`Self::dot_tile`].
     const TILE_ROWS: usize;
+    /// Most activation rows, up to 8, that are multiplied while the weights unpack in registers.
+    const FEW_ROWS: usize;
     /// Vectors of one row that a kernel with two accumulators per vector may keep in registers.
     const WIDTH: usize;
+
+    /// Asks for the cache line of byte `at` of `bytes`, which may lie beyond them.
+    fn prefetch(self, bytes: &[u8], at: usize);
 
     fn splat(self, x: f32) -> Self::V;
     fn load(self, from: &Block) -> Self::V;

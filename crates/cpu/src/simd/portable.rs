@@ -32,7 +32,11 @@ impl Simd for Portable {
     type V = Block;
 
     const TILE_ROWS: usize = 2;
+    const FEW_ROWS: usize = 0;
     const WIDTH: usize = 1;
+
+    #[inline(always)]
+    fn prefetch(self, _: &[u8], _: usize) {}
 
     #[inline(always)]
     fn splat(self, x: f32) -> Block {
