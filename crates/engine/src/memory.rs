@@ -1,7 +1,7 @@
 //! The memory plan: what weights and state take, what a machine offers, and a refusal with numbers.
 
 use calla_model::Shape;
-use calla_model::budget::{kv_bytes, recurrent_state_bytes};
+use calla_model::budget::{draft_kv_bytes, draft_state_bytes, kv_bytes, recurrent_state_bytes};
 use calla_model::shape::PAGE_TOKENS;
 use calla_ops::CacheSize;
 
@@ -122,18 +122,15 @@ impl StateNeeds {
 
     /// Bytes of a slot.
     fn slot_bytes(&self, shape: &Shape) -> u64 {
-        let kept = if self.drafting { 4 * shape.hidden as u64 } else { 0 };
+        let kept = if self.drafting { draft_state_bytes(shape) } else { 0 };
         recurrent_state_bytes(shape, self.element_bytes) + kept
     }
 
     /// Bytes of a KV page.
     fn page_bytes(&self, shape: &Shape) -> u64 {
-        let draft = if self.drafting {
-            2 * (PAGE_TOKENS * shape.kv_dim() * self.element_bytes) as u64
-        } else {
-            0
-        };
-        kv_bytes(shape, PAGE_TOKENS, self.element_bytes) + draft
+        let bytes = self.element_bytes;
+        let draft = if self.drafting { draft_kv_bytes(shape, PAGE_TOKENS, bytes) } else { 0 };
+        kv_bytes(shape, PAGE_TOKENS, bytes) + draft
     }
 
     fn slots_bytes(&self, shape: &Shape) -> u64 {

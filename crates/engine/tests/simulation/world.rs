@@ -133,6 +133,7 @@ impl World {
                 self.restart();
             }
             let progressed = self.step();
+            self.take_effects();
             let waits = !self.compiling.is_empty() || self.files.is_busy();
             self.around();
             self.drain();
@@ -154,9 +155,7 @@ impl World {
         while self.step() || self.files.is_busy() {
             self.around();
         }
-        while let Some(effect) = self.engine.next_effect() {
-            self.effect(effect);
-        }
+        self.take_effects();
         let occupancy = self.engine.occupancy();
         assert_eq!((occupancy.pages_used, occupancy.slots_used, occupancy.snapshots), (0, 0, 0));
         assert_eq!((self.engine.running(), self.engine.waiting()), (0, 0));
@@ -270,15 +269,19 @@ impl World {
 
     /// Effects are taken, and some of them done.
     fn around(&mut self) {
-        while let Some(effect) = self.engine.next_effect() {
-            self.effect(effect);
-        }
+        self.take_effects();
         if !self.compiling.is_empty() && self.random.one_in(3) {
             let i = self.random.below(self.compiling.len());
             let (id, grammar) = self.compiling.swap_remove(i);
             self.engine.compiled(id, compile(&grammar));
         }
         self.files.work(&mut self.random, &mut self.engine, &mut self.toy);
+    }
+
+    fn take_effects(&mut self) {
+        while let Some(effect) = self.engine.next_effect() {
+            self.effect(effect);
+        }
     }
 
     fn effect(&mut self, effect: Effect) {

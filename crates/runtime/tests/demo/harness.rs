@@ -21,6 +21,14 @@ pub(crate) fn demo_dir() -> PathBuf {
     PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/../../demo"))
 }
 
+/// The demo's text side.
+pub(crate) struct Text {
+    pub(crate) tokenizer: Tokenizer,
+    pub(crate) template: ChatTemplate,
+    pub(crate) stop_ids: Vec<u32>,
+    markers: Vec<u32>,
+}
+
 pub(crate) struct Demo {
     pub(crate) tokenizer: Tokenizer,
     pub(crate) template: ChatTemplate,
@@ -35,6 +43,8 @@ pub(crate) struct Setup<'a> {
     /// Drafts of a fixed depth.
     pub(crate) depth: usize,
     pub(crate) disk: Option<&'a Path>,
+    /// Requests that run at once beside the first.
+    pub(crate) more_running: usize,
     /// Bytes for snapshots, if not far more than any of the tests takes.
     pub(crate) snapshot_bytes: Option<u64>,
 }
@@ -57,13 +67,22 @@ pub(crate) struct Answer {
 
 impl Demo {
     pub(crate) fn load(setup: Setup<'_>) -> Self {
+        let (driver, context, text) = Self::driver(setup);
+        let Text { tokenizer, template, stop_ids, markers } = text;
+        let session = Session::new(driver, context);
+        Self { stop_ids, template, session, tokenizer, markers }
+    }
+
+    /// A driver for many callers, its context, and the text side.
+    pub(crate) fn driver(setup: Setup<'_>) -> (Driver, usize, Text) {
         let dir = demo_dir();
         let checkpoint = Checkpoint::open(&dir).unwrap();
         let config = checkpoint.config().clone();
         let tokenizer = Tokenizer::load(&dir).unwrap();
         let defaults = GenerationDefaults::load(&dir).unwrap();
         let needs = StateNeeds {
-            checkpoint_slots: setup.depth,
+            sequences: 1 + setup.more_running,
+            checkpoint_slots: setup.depth * (1 + setup.more_running),
             drafting: setup.depth > 0,
             ..StateNeeds::one_sequence(CONTEXT, 4)
         };
@@ -76,8 +95,8 @@ impl Demo {
         let markers: Vec<u32> = markers.map(|m| tokenizer.token_id(m).unwrap()).to_vec();
         let limits = Limits {
             context: CONTEXT,
-            running_max: 1,
-            queue_max: 1,
+            running_max: 1 + setup.more_running,
+            queue_max: 100,
             speculation: match setup.depth {
                 0 => Speculation::Off,
                 depth => Speculation::Fixed(depth),
@@ -93,13 +112,8 @@ impl Demo {
         let store = setup.disk.map(|dir| store(dir, &checkpoint.fingerprint(), &executor));
         let context = engine.context;
         let driver = Driver::new(Box::new(executor), engine, compile, store).unwrap();
-        Self {
-            stop_ids,
-            template: ChatTemplate::load(&dir).unwrap(),
-            session: Session::new(driver, context),
-            tokenizer,
-            markers,
-        }
+        let template = ChatTemplate::load(&dir).unwrap();
+        (driver, context, Text { tokenizer, template, stop_ids, markers })
     }
 
     /// The greedy reply to a conversation.

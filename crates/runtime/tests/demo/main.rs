@@ -1,5 +1,7 @@
 //! The engine on the demo checkpoint, from text to text.
 
+/// Many requests at once.
+mod concurrent;
 mod harness;
 /// Replies held to grammars, budgets and lengths.
 mod limits;
