@@ -46,6 +46,14 @@ impl CutRule {
         cuts
     }
 
+    /// Where the first part of a prompt (its system message and tools) ends: before the first marker but the one
+    /// that opens it.
+    #[must_use]
+    pub fn first_part(&self, tokens: &[u32]) -> usize {
+        let later = tokens.iter().skip(1).position(|token| self.markers.contains(token));
+        later.map_or(tokens.len(), |i| i + 1)
+    }
+
     /// Markers among `tokens`: the number of the message that a position lies in.
     #[must_use]
     pub fn markers_in(&self, tokens: &[u32]) -> usize {

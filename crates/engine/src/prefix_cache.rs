@@ -174,7 +174,9 @@ impl PrefixCache {
             _ => false,
         };
         let deepest = walk.nodes.iter().rev().find(kept).copied();
-        let shallowest = walk.nodes.iter().find(kept).copied();
+        let first_part = rule.first_part(prompt);
+        let root = walk.nodes.iter().rev().filter(kept).find(|(_, depth)| *depth <= first_part);
+        let root = root.copied();
         let reused = deepest.map_or(0, |(_, depth)| depth);
         let saved = walk.nodes.iter().rev().find_map(|&(node, depth)| match trie.value(node) {
             Some(&Entry::Saved { file })
@@ -197,9 +199,9 @@ impl PrefixCache {
         let at = walk.matched;
         let divergence = (at > 0 && at < prompt.len() && trie.goes_on_after(&walk))
             .then(|| Divergence { token: at, message: rule.markers_in(&prompt[..at]).max(1) - 1 });
-        // The shallowest (the end of the system part, usually) stays as fresh as the one used; those
-        // between age, so that a long loop keeps its root and its newest states.
-        for (node, _) in shallowest.into_iter().chain(deepest) {
+        // The end of the system part stays as fresh as the one used; those between age, so that a long loop
+        // keeps its root and its newest states.
+        for (node, _) in root.into_iter().chain(deepest) {
             self.touch(key, node);
         }
         let snapshot = deepest.and_then(|(node, _)| match self.tries[key].value(node) {
@@ -501,14 +503,16 @@ mod tests {
     #[test]
     fn the_root_and_the_newest_outlive_those_between() {
         let mut cache = PrefixCache::new(1000);
-        let prompt: Vec<u32> = (0..50).collect();
-        for (slot, end) in [10, 20, 30, 40].into_iter().enumerate() {
+        let mut prompt: Vec<u32> = (100..150).collect();
+        // The system part ends after 15 tokens, with snapshots inside of it and at its end.
+        prompt[15] = 9;
+        for (slot, end) in [5, 15, 20, 30, 40].into_iter().enumerate() {
             cache.insert(&key("a"), &prompt[..end], snapshot(slot, end)).unwrap();
             let _ = cache.lookup(&key("a"), &prompt, &rule(), |_| true);
         }
         let order: Vec<usize> =
             std::iter::from_fn(|| cache.evict()).map(|e| e.snapshot.tokens).collect();
-        assert_eq!(order, [20, 30, 10, 40]);
+        assert_eq!(order, [5, 20, 30, 15, 40]);
     }
 
     #[test]

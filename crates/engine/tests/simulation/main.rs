@@ -5,6 +5,7 @@
 //! token is lost or doubled, pages and slots balance to zero, budgets hold, progress is made.
 //! `CALLA_SIMULATIONS=1000000` runs a long campaign on all cores.
 
+mod agent_loop;
 mod cold;
 mod files;
 mod random;
