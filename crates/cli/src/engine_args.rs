@@ -41,6 +41,13 @@ pub(crate) struct EngineArgs {
     #[arg(long, value_name = "DEPTH", default_value = "auto", value_parser = parse_speculation)]
     pub(crate) speculate: Speculation,
 
+    /// Go on from states that decoding has reached, where decoding rounds differently from prefill
+    ///
+    /// It saves computing an answer once more before it is reused; later replies may then differ in rare cases
+    /// from those without a cache, and usage says so. On the CPU the two round alike and nothing changes.
+    #[arg(long)]
+    pub(crate) fast_cache: bool,
+
     /// Memory for state of earlier prompts, in MB
     #[arg(long, value_name = "MB", default_value_t = 2000, allow_negative_numbers = true,
           value_parser = clap::value_parser!(u32).range(0..))]
@@ -56,17 +63,6 @@ pub(crate) struct EngineArgs {
     #[arg(long, value_name = "GB", default_value_t = 20, requires = "disk_cache",
           value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) disk_cache_size: u32,
-}
-
-impl Default for EngineArgs {
-    fn default() -> Self {
-        Self {
-            speculate: SPECULATION_DEFAULT,
-            cache_memory: 2000,
-            disk_cache: None,
-            disk_cache_size: 20,
-        }
-    }
 }
 
 /// As deep as it pays, up to the depth whose states between drafts are worth their memory.

@@ -88,7 +88,7 @@ impl Model {
             running_max: 1,
             queue_max: 1,
             speculation: engine.speculate,
-            fast_cache: false,
+            fast_cache: engine.fast_cache,
         };
         let setup = engine_config(runner.as_ref(), cut_rule(&tokenizer), limits);
         let context = setup.context;

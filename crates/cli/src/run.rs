@@ -102,6 +102,8 @@ impl Outcome {
                 "prompt_tokens": self.prompt_tokens,
                 "cached_tokens": reuse.reused,
                 "common_tokens": reuse.common,
+                "cache_from_disk": reuse.from_disk,
+                "cache_provisional": reuse.provisional,
                 "cache_miss": reuse.miss.map(Miss::name),
                 "diverges_at": reuse.divergence.map(|d| json!({"token": d.token, "message": d.message})),
                 "completion_tokens": self.ids.len(),
