@@ -1,28 +1,50 @@
 //! Time to the first token of a warm turn, against a fresh prompt of as many tokens as the turn computes.
 //!
-//! `cargo bench -p calla-runtime --bench warm_turn`: the twelfth turn of a chat on the demo checkpoint; one
-//! thread; medians of interleaved pairs. Two chats: with turns of 60 tokens before it, and with turns of 220.
+//! `cargo bench -p calla-runtime --bench warm_turn -- [full] [demo]`: the twelfth turn of a chat, on four layers
+//! at the published model's widths with random weights (the vocabulary cut to 4,096: one row of logits is wanted
+//! in either case), and on the demo checkpoint; one thread; medians of interleaved pairs. Two chats: with turns of 60 tokens before the
+//! last, and with turns of 220.
 
 use calla_cpu::Cpu;
-use calla_engine::{CutRule, Output, Request, Speculation, StateNeeds};
+use calla_engine::{CacheKey, CutRule, Output, Request, Speculation, StateNeeds};
+use calla_model::network::CheckpointParts;
+use calla_model::{Network, Shape};
 use calla_ops::Executor;
 use calla_runtime::{Driver, Limits, engine_config};
+use calla_testkit::weights::{Formats, network};
 use calla_weights::Checkpoint;
 use std::time::Instant;
 
 const MARKER: u32 = 4;
-const CONTEXT: usize = 8192;
+const CONTEXT: usize = 4096;
 const PAIRS: u32 = 20;
 /// Tokens of the turn that is timed.
 const NEW: usize = 220;
 
 fn main() {
-    let dir = concat!(env!("CARGO_MANIFEST_DIR"), "/../../demo");
-    let checkpoint = Checkpoint::open(dir).expect("the demo checkpoint");
-    let shape = checkpoint.config().shape.clone();
-    let size = StateNeeds::one_sequence(CONTEXT, 4).cache_size(&shape, 256 << 20);
+    let wanted: Vec<String> = std::env::args().skip(1).collect();
+    let is_wanted = |name: &str| {
+        let named = wanted.iter().any(|arg| arg == name);
+        named || !wanted.iter().any(|arg| arg == "full" || arg == "demo")
+    };
+    println!("model    turns before   computed   warm ms   fresh ms   ratio");
+    if is_wanted("full") {
+        let shape = Shape { vocab_size: 4096, mtp_layers: 0, ..Shape::full(4) };
+        let weights = network(&shape, Formats::Published, 7);
+        measure("full-4", shape, weights);
+    }
+    if is_wanted("demo") {
+        let dir = concat!(env!("CARGO_MANIFEST_DIR"), "/../../demo");
+        let checkpoint = Checkpoint::open(dir).expect("the demo checkpoint");
+        let shape = checkpoint.config().shape.clone();
+        measure("demo", shape, checkpoint.load().expect("the weights"));
+    }
+}
+
+fn measure(name: &str, shape: Shape, weights: Network<CheckpointParts>) {
+    let size = StateNeeds::one_sequence(CONTEXT, 4).cache_size(&shape, 1 << 30);
     let ops = Cpu::new(shape, size, 1).expect("one thread");
-    let runner = Executor::new(ops, checkpoint.load().expect("the weights"));
+    let runner = Executor::new(ops, weights);
     let limits = Limits {
         context: CONTEXT,
         running_max: 1,
@@ -33,24 +55,22 @@ fn main() {
     let config = engine_config(&runner, CutRule::new(vec![MARKER]), limits);
     let compile = Box::new(|_: &_| Err("no grammars here".to_owned()));
     let mut driver = Driver::new(Box::new(runner), config, compile, None).expect("threads");
-    println!("turns before   computed   warm ms   fresh ms   ratio");
     for before in [60, NEW] {
+        // Eleven turns; then the twelfth again and again, each time another.
+        let mut chat = turn(0, 0, 60);
+        for i in 1..12 {
+            chat.extend(turn(0, i, before));
+            chat.extend(first_token(&mut driver, "chat", &chat, 8).1);
+        }
         let (mut warm, mut fresh, mut ratios, mut computed) = (vec![], vec![], vec![], 0);
         for pair in 0..=PAIRS {
-            driver.engine().forget();
-            let mut chat = turn(pair, 0, 60);
-            for i in 1..12 {
-                chat.extend(turn(pair, i, before));
-                let (_, reply, _) = first_token(&mut driver, &chat, 8);
-                chat.extend(reply);
-            }
-            chat.extend(turn(pair, 12, NEW));
-            let (warm_time, _, reused) = first_token(&mut driver, &chat, 1);
-            computed = chat.len() - reused;
-            driver.engine().forget();
-            let (fresh_time, _, nothing) =
-                first_token(&mut driver, &turn(pair, 13, computed - 1), 1);
-            assert_eq!(nothing, 0, "a fresh prompt");
+            let prompt = [chat.as_slice(), &turn(1 + pair, 12, NEW)].concat();
+            let (warm_time, _, reused) = first_token(&mut driver, "chat", &prompt, 1);
+            computed = prompt.len() - reused;
+            let prompt = turn(1 + pair, 13, computed - 1);
+            let key = format!("fresh {before} {pair}");
+            let (fresh_time, _, nothing) = first_token(&mut driver, &key, &prompt, 1);
+            assert!(nothing == 0 && reused >= chat.len() - 1, "{reused} of {}", chat.len());
             // The first pair warms up.
             if pair > 0 {
                 warm.push(warm_time);
@@ -59,7 +79,7 @@ fn main() {
             }
         }
         println!(
-            "{before:>12}{computed:>11}{:>10.1}{:>11.1}{:>8.2}",
+            "{name:<9}{before:>12}{computed:>11}{:>10.1}{:>11.1}{:>8.2}",
             1e3 * median(&mut warm),
             1e3 * median(&mut fresh),
             median(&mut ratios)
@@ -74,9 +94,15 @@ fn turn(pair: u32, number: u32, len: usize) -> Vec<u32> {
 }
 
 /// Seconds to the first token, the reply, and the tokens that were reused.
-fn first_token(driver: &mut Driver, prompt: &[u32], max_tokens: usize) -> (f64, Vec<u32>, usize) {
+fn first_token(
+    driver: &mut Driver,
+    key: &str,
+    prompt: &[u32],
+    max_tokens: usize,
+) -> (f64, Vec<u32>, usize) {
     let start = Instant::now();
-    let request = Request::new(prompt.to_vec(), max_tokens);
+    let key = CacheKey { owner: String::new(), name: key.to_owned() };
+    let request = Request { key, ..Request::new(prompt.to_vec(), max_tokens) };
     driver.engine().submit(request).expect("a good request");
     let (mut first, mut reply) = (None, vec![]);
     loop {
