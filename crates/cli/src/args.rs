@@ -369,9 +369,6 @@ pub(crate) struct GenerateArgs {
     #[command(flatten)]
     pub(crate) think: ThinkArgs,
 
-    #[command(flatten)]
-    pub(crate) structure: StructureArgs,
-
     /// Print one JSON object instead of streaming text
     #[arg(long)]
     pub(crate) json: bool,
@@ -380,6 +377,9 @@ pub(crate) struct GenerateArgs {
     #[arg(long, value_name = "N", requires = "json", allow_negative_numbers = true,
           value_parser = clap::value_parser!(u8).range(0..=20))]
     pub(crate) logprobs: Option<u8>,
+
+    #[command(flatten)]
+    pub(crate) structure: StructureArgs,
 
     #[command(flatten)]
     pub(crate) model: ModelArgs,

@@ -38,10 +38,21 @@ pub struct Snapshot {
 pub struct Lookup {
     /// The deepest usable snapshot in memory.
     pub snapshot: Option<Snapshot>,
-    /// A deeper one in a file, with the tokens that it covers.
-    pub saved: Option<(FileId, usize)>,
+    /// A deeper one in a file.
+    pub saved: Option<Saved>,
     /// How it was reused.
     pub reuse: Reuse,
+}
+
+/// A snapshot in a file that serves a prompt.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Saved {
+    /// Where it is.
+    pub file: FileId,
+    /// Tokens that it covers.
+    pub tokens: usize,
+    /// Why it is not a deeper one, as [`Reuse::miss`] will say once it is loaded.
+    pub miss: Option<Miss>,
 }
 
 /// How much of a prompt was reused, and why not more.
@@ -178,24 +189,27 @@ impl PrefixCache {
         let root = walk.nodes.iter().rev().filter(kept).find(|(_, depth)| *depth <= first_part);
         let root = root.copied();
         let reused = deepest.map_or(0, |(_, depth)| depth);
+        let miss_beyond = |reused: usize| {
+            let is_gone = |&(node, depth): &(NodeId, usize)| {
+                let gone = trie.value(node).is_some_and(|e| !matches!(e, Entry::Kept { .. }));
+                depth > reused && gone
+            };
+            match walk.matched {
+                0 => self.unseen(key, prompt).miss,
+                common if reused >= common.min(usable) => None,
+                _ if walk.nodes.iter().any(is_gone) => Some(Miss::Evicted),
+                _ => Some(Miss::NoSnapshot),
+            }
+        };
         let saved = walk.nodes.iter().rev().find_map(|&(node, depth)| match trie.value(node) {
             Some(&Entry::Saved { file })
                 if depth > reused && depth <= usable && may_resume_at(depth) =>
             {
-                Some((file, depth))
+                Some(Saved { file, tokens: depth, miss: miss_beyond(depth) })
             }
             _ => None,
         });
-        let evicted = walk.nodes.iter().any(|&(node, depth)| {
-            let gone = trie.value(node).is_some_and(|e| !matches!(e, Entry::Kept { .. }));
-            depth > reused && gone
-        });
-        let miss = match walk.matched {
-            0 => self.unseen(key, prompt).miss,
-            common if reused >= common.min(usable) => None,
-            _ if evicted => Some(Miss::Evicted),
-            _ => Some(Miss::NoSnapshot),
-        };
+        let miss = miss_beyond(reused);
         let at = walk.matched;
         let divergence = (at > 0 && at < prompt.len() && trie.goes_on_after(&walk))
             .then(|| Divergence { token: at, message: rule.markers_in(&prompt[..at]).max(1) - 1 });
@@ -581,14 +595,15 @@ mod tests {
         cache.saving(Ticket(7), &key("a"), &prompt[..3]);
         assert_eq!(find(&mut cache).saved, None);
         cache.written(Ticket(7), Some(FileId(5)));
-        assert_eq!(find(&mut cache).saved, Some((FileId(5), 3)));
+        let saved = Some(Saved { file: FileId(5), tokens: 3, miss: None });
+        assert_eq!(find(&mut cache).saved, saved);
         assert_eq!(cache.files(), 1);
         // In memory again: the file is not needed, and not written a second time.
         cache.insert(&key("a"), &prompt[..3], snapshot(1, 3)).unwrap();
         let found = find(&mut cache);
         assert_eq!((found.saved, found.reuse.reused), (None, 3));
         assert_eq!(cache.evict().unwrap().save, None);
-        assert_eq!(find(&mut cache).saved, Some((FileId(5), 3)));
+        assert_eq!(find(&mut cache).saved, saved);
         cache.file_removed(FileId(5));
         let found = find(&mut cache);
         assert_eq!((found.saved, found.reuse.miss), (None, Some(Miss::Evicted)));
@@ -607,7 +622,8 @@ mod tests {
         assert!(cache.add_file(FileId(1), &key("a"), &[9, 1]));
         assert!(!cache.add_file(FileId(2), &key("a"), &[9, 1]));
         let found = cache.lookup(&key("a"), &[9, 1, 2], &rule(), |_| true);
-        assert_eq!(found.saved, Some((FileId(1), 2)));
+        let saved = found.saved.unwrap();
+        assert_eq!((saved.file, saved.tokens, saved.miss), (FileId(1), 2, None));
         assert_eq!(cache.clear(), (vec![], vec![FileId(1)]));
     }
 }

@@ -1,9 +1,9 @@
 //! One request on its way: its tokens, its state, and what it does next.
 
 use crate::cuts::Cut;
-use crate::prefix_cache::Reuse;
+use crate::prefix_cache::{Reuse, Saved};
 use crate::request::{FinishReason, Request, RequestId};
-use crate::step::{FileId, Ticket};
+use crate::step::Ticket;
 use crate::structure::{MatchError, Matcher};
 use calla_model::shape::PAGE_TOKENS;
 use calla_ops::TokenMask;
@@ -53,7 +53,7 @@ pub(crate) enum State {
     /// On its way from a file.
     Loading {
         ticket: Ticket,
-        file: FileId,
+        saved: Saved,
         /// What it will be.
         state: DeviceState,
         first_page: usize,

@@ -65,9 +65,9 @@ impl Session {
         self.driver.view().counts()
     }
 
-    /// Forgets all cached prefixes, in memory and on disk.
+    /// Forgets all cached prefixes in memory; those on disk stay.
     pub fn reset(&mut self) {
-        self.driver.engine().forget();
+        self.driver.engine().forget_memory();
     }
 
     /// Writes to disk what is worth it, if there is a disk cache: before the program ends.

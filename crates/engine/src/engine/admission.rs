@@ -1,10 +1,10 @@
 //! Admission: a waiting request gets its place and its state.
 
 use super::{Engine, Failure};
-use crate::prefix_cache::Lookup;
+use crate::prefix_cache::{Lookup, Saved};
 use crate::request::FinishReason;
 use crate::sequence::{DeviceState, Ending, Sequence, State, snapshot_positions};
-use crate::step::{Arithmetic, Effect, FileId, StateOp, Ticket};
+use crate::step::{Arithmetic, Effect, StateOp, Ticket};
 use calla_model::shape::PAGE_TOKENS;
 
 impl Engine {
@@ -37,15 +37,9 @@ impl Engine {
             pages.clone_from(&snapshot.pages);
         }
         let slot = self.take_slot();
-        if let Some((file, depth)) =
-            saved.filter(|&(_, depth)| self.is_worth_loading(depth, reuse.reused))
-        {
-            self.load(
-                sequence,
-                file,
-                depth,
-                DeviceState { slot, pages, done: depth, provisional: false },
-            );
+        if let Some(saved) = saved.filter(|saved| self.is_worth_loading(saved, reuse.reused)) {
+            let state = DeviceState { slot, pages, done: saved.tokens, provisional: false };
+            self.load(sequence, saved, state);
             return;
         }
         self.state_ops.push(match &snapshot {
@@ -88,30 +82,24 @@ impl Engine {
 
     // Files.
 
-    fn is_worth_loading(&self, depth: usize, reused: usize) -> bool {
-        self.config.file_tokens_min.is_some_and(|min| depth - reused >= min)
+    fn is_worth_loading(&self, saved: &Saved, reused: usize) -> bool {
+        self.config.file_tokens_min.is_some_and(|min| saved.tokens - reused >= min)
     }
 
     /// Has the state of the first `state.done` tokens read from a file. `state.pages` are those of the deepest
     /// snapshot in memory: its full pages need not be read.
-    fn load(
-        &mut self,
-        sequence: &mut Sequence,
-        file: FileId,
-        depth: usize,
-        mut state: DeviceState,
-    ) {
+    fn load(&mut self, sequence: &mut Sequence, saved: Saved, mut state: DeviceState) {
         let first_page = sequence.reuse.reused / PAGE_TOKENS;
         for page in state.pages.split_off(first_page) {
             self.pages.release(page);
         }
-        while state.pages.len() * PAGE_TOKENS < depth {
+        while state.pages.len() * PAGE_TOKENS < saved.tokens {
             let page = self.take_page();
             state.pages.push(page);
         }
         let ticket = self.ticket();
-        self.effects.push_back(Effect::Load { ticket, file, first_page });
-        sequence.state = State::Loading { ticket, file, state, first_page };
+        self.effects.push_back(Effect::Load { ticket, file: saved.file, first_page });
+        sequence.state = State::Loading { ticket, saved, state, first_page };
     }
 
     /// Takes the result of [`Effect::Load`]. On an error the file is taken to be gone, and the request starts
@@ -122,7 +110,7 @@ impl Engine {
             |state: &State| matches!(state, State::Loading { ticket: t, .. } if *t == ticket);
         let Some(i) = self.running.iter().position(|s| is_it(&s.state)) else { return false };
         let mut sequence = self.running.remove(i);
-        let State::Loading { file, state, first_page, .. } =
+        let State::Loading { saved, state, first_page, .. } =
             std::mem::replace(&mut sequence.state, State::None)
         else {
             unreachable!("just seen");
@@ -133,9 +121,7 @@ impl Engine {
             let reused = state.done;
             sequence.reuse.reused = reused;
             sequence.reuse.from_disk = true;
-            if reused >= sequence.reuse.common.min(sequence.prompt_len() - 1) {
-                sequence.reuse.miss = None;
-            }
+            sequence.reuse.miss = saved.miss;
             self.counts.loaded_tokens += reused as u64;
             self.begin(&mut sequence, state);
             self.running.insert(i, sequence);
@@ -144,7 +130,7 @@ impl Engine {
         } else {
             self.counts.file_errors += 1;
             self.release_parts(state.slot, &state.pages);
-            self.cache.file_removed(file);
+            self.cache.file_removed(saved.file);
             if sequence.ending.is_none() {
                 self.start(&mut sequence);
             }

@@ -78,6 +78,13 @@ impl Engine {
         self.effects.extend(files.into_iter().map(|file| Effect::Remove { file }));
     }
 
+    /// Gives up every snapshot in memory and saves none. Files stay.
+    pub fn forget_memory(&mut self) {
+        while let Some(Evicted { snapshot, .. }) = self.cache.evict() {
+            self.release_parts(snapshot.slot, &snapshot.pages);
+        }
+    }
+
     /// Gives up every snapshot in memory, as under memory pressure: some go to files.
     pub fn evict_all(&mut self) {
         while self.evict_one() {}
@@ -86,9 +93,7 @@ impl Engine {
     /// Gives up every snapshot in memory, for none of them can be trusted, and every move of state that was
     /// still to be made.
     pub(super) fn forget_state(&mut self) {
-        while let Some(Evicted { snapshot, .. }) = self.cache.evict() {
-            self.release_parts(snapshot.slot, &snapshot.pages);
-        }
+        self.forget_memory();
         for op in std::mem::take(&mut self.state_ops) {
             if let StateOp::Save(save) = op {
                 self.cache.written(save.ticket, None);
