@@ -189,7 +189,8 @@ pub(crate) struct SamplingArgs {
           value_parser = clap::value_parser!(u32).range(0..))]
     pub(crate) min_tokens: u32,
 
-    /// Never choose a token that ends the reply: it goes on to --max-tokens or to the end of the context
+    /// Never choose a token that ends the reply: it goes on to --max-tokens, to the end of the context or of a
+    /// grammar
     #[arg(long)]
     pub(crate) ignore_eos: bool,
 

@@ -6,10 +6,13 @@ use crate::input::{self, Conversation};
 use crate::load::Model;
 use crate::output;
 use crate::reply_printer::ReplyPrinter;
-use crate::run::{self, End, Task};
+use crate::run::{self, End, INTERRUPTED, Task};
 use crate::sampling;
 use anyhow::bail;
 use calla_text::{Message, ReplyForm, Role, normalise};
+use signal_hook::consts::SIGINT;
+use signal_hook::flag;
+use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 /// Runs the command.
@@ -38,14 +41,15 @@ pub(crate) fn run(args: &GenerateArgs) -> anyhow::Result<()> {
         grammar,
         logprobs: args.logprobs,
     };
-    let never = AtomicBool::new(false);
+    let cancel = interruptible()?;
     if args.json {
-        let outcome = run::run(&mut model, task, &never, |_| Ok(()))?;
+        let outcome = run::run(&mut model, task, &cancel, |_| Ok(()))?;
         model.session.save();
-        return output::json(&outcome.to_json());
+        output::json(&outcome.to_json())?;
+        return exit_if_interrupted(outcome.end);
     }
     let mut printer = ReplyPrinter::new();
-    let outcome = run::run(&mut model, task, &never, |event| printer.event(event))?;
+    let outcome = run::run(&mut model, task, &cancel, |event| printer.event(event))?;
     printer.finish()?;
     model.session.save();
     match outcome.end {
@@ -60,6 +64,22 @@ pub(crate) fn run(args: &GenerateArgs) -> anyhow::Result<()> {
         outcome.ids.len(),
         outcome.decode_rate()
     );
+    exit_if_interrupted(outcome.end)
+}
+
+/// Set by the first Ctrl-C, which ends the reply so that what was computed can be saved. The second ends the
+/// program.
+fn interruptible() -> anyhow::Result<Arc<AtomicBool>> {
+    let cancel = Arc::new(AtomicBool::new(false));
+    flag::register_conditional_shutdown(SIGINT, INTERRUPTED, cancel.clone())?;
+    flag::register(SIGINT, cancel.clone())?;
+    Ok(cancel)
+}
+
+fn exit_if_interrupted(end: End) -> anyhow::Result<()> {
+    if end == End::Cancelled {
+        std::process::exit(INTERRUPTED);
+    }
     Ok(())
 }
 

@@ -15,7 +15,7 @@ use calla_model::{Config, Network, Shape};
 use calla_ops::runner::HostOps;
 use calla_ops::{CacheSize, Executor, Reference, Runner};
 use calla_runtime::{Driver, Limits, Session, engine_config};
-use calla_store::{Sizes, Store, StoreError};
+use calla_store::{Sizes, Store};
 use calla_text::{ChatTemplate, GenerationDefaults, Tokenizer};
 use calla_weights::inspect::{Inspection, Part};
 use calla_weights::{Checkpoint, inspect};
@@ -40,8 +40,8 @@ pub(crate) struct Loaded {
     pub(crate) context: usize,
     /// Words for the device.
     pub(crate) device: String,
-    /// Tells the checkpoint from others.
-    fingerprint: String,
+    /// Where the weights are from.
+    checkpoint: Checkpoint,
     /// Why this checkpoint was taken.
     pub(crate) why: Why,
 }
@@ -235,9 +235,8 @@ impl<'a> Opened<'a> {
         let budget = machine.limit().saturating_sub(used).min(budget);
         let size = needs.cache_size(&config.shape, budget);
         let (runner, device) = start(args, network, &config.shape, size, needs.drafting)?;
-        let fingerprint = checkpoint.fingerprint();
         let Candidate { dir, why } = candidate.clone();
-        Ok(Loaded { dir, config, runner, context, device, fingerprint, why })
+        Ok(Loaded { dir, config, runner, context, device, checkpoint, why })
     }
 }
 
@@ -325,7 +324,7 @@ fn open_store(dir: &Path, loaded: &Loaded, engine: &EngineArgs) -> Option<Store>
     let version = format!(
         "calla {} {} {}{}",
         env!("CARGO_PKG_VERSION"),
-        loaded.fingerprint,
+        loaded.checkpoint.digest(),
         runner.arithmetic(),
         if runner.can_draft() { " drafting" } else { "" }
     );
@@ -339,14 +338,10 @@ fn open_store(dir: &Path, loaded: &Loaded, engine: &EngineArgs) -> Option<Store>
     match Store::open(dir, &version, sizes, limits, SystemTime::now()) {
         Ok(store) => Some(store),
         Err(error) => {
-            output::note_error(&no_disk_cache(error));
+            output::note(&format!("going on without the disk cache: {error}"));
             None
         }
     }
-}
-
-fn no_disk_cache(error: StoreError) -> anyhow::Error {
-    anyhow::Error::new(error).context("going on without the disk cache")
 }
 
 #[cfg(test)]

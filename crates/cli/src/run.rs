@@ -12,6 +12,9 @@ use serde_json::{Value, json};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+/// Exit status of a program that Ctrl-C ended, as shells know it.
+pub(crate) const INTERRUPTED: i32 = 130;
+
 /// What to answer, and how.
 pub(crate) struct Task<'a> {
     pub(crate) prompt: Vec<u32>,

@@ -162,6 +162,12 @@ impl Driver {
         while self.turn(true) != Turn::Idle {}
     }
 
+    /// Has what is worth a file read out now and written meanwhile.
+    pub fn save_meanwhile(&mut self) {
+        self.engine.save_all();
+        while self.turn(false) == Turn::Step {}
+    }
+
     /// Whether something is under way that will bring an event.
     fn is_waiting(&self) -> bool {
         !self.compiling.is_empty() || self.files.as_ref().is_some_and(Files::is_busy)

@@ -75,6 +75,11 @@ impl Session {
         self.driver.save_all();
     }
 
+    /// The same, without waiting for the disk: between two requests.
+    pub fn save_meanwhile(&mut self) {
+        self.driver.save_meanwhile();
+    }
+
     /// Starts a request. Nothing is computed until it is advanced.
     ///
     /// # Errors

@@ -5,8 +5,8 @@
 //! This crate never computes an activation and knows no backend.
 
 mod checkpoint;
+mod digest;
 mod error;
-mod fingerprint;
 pub mod header;
 mod index;
 pub mod inspect;

@@ -9,7 +9,7 @@ use crate::input;
 use crate::load::Model;
 use crate::output;
 use crate::reply_printer::ReplyPrinter;
-use crate::run::{self, End, Outcome, Task};
+use crate::run::{self, End, INTERRUPTED, Outcome, Task};
 use crate::sampling;
 use calla_engine::{Miss, Reuse, Sampling, SubmitError};
 use calla_runtime::SessionError;
@@ -116,7 +116,6 @@ impl Chat<'_> {
             Input::Stats => self.show_stats(),
             Input::Reset => {
                 self.transcript.reset();
-                self.model.session.reset();
                 output::note("the conversation is forgotten");
             }
             Input::System(None) => match &self.transcript.system {
@@ -168,6 +167,8 @@ impl Chat<'_> {
         };
         self.last_reuse = Some(outcome.usage.reuse);
         self.show_end(&outcome);
+        // Whatever ends the program, this turn will not be lost.
+        self.model.session.save_meanwhile();
         if outcome.ids.is_empty() && outcome.end == End::Cancelled {
             self.transcript.take_back();
             output::note("your message is taken back: the answer had not begun");
@@ -304,9 +305,6 @@ struct Signals {
     cancel: Arc<AtomicBool>,
     waits_on_pipe: Arc<AtomicBool>,
 }
-
-/// Exit status of a program that Ctrl-C ended, as shells know it.
-const INTERRUPTED: i32 = 130;
 
 impl Signals {
     fn install() -> anyhow::Result<Self> {

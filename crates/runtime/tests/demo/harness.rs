@@ -109,7 +109,7 @@ impl Demo {
         let compile = Box::new(move |grammar: &_| {
             compiler.compile(grammar).map_err(|error| error.to_string())
         });
-        let store = setup.disk.map(|dir| store(dir, &checkpoint.fingerprint(), &executor));
+        let store = setup.disk.map(|dir| store(dir, &checkpoint.digest(), &executor));
         let context = engine.context;
         let driver = Driver::new(Box::new(executor), engine, compile, store).unwrap();
         let template = ChatTemplate::load(&dir).unwrap();
@@ -170,13 +170,13 @@ impl Demo {
     }
 }
 
-fn store(dir: &Path, fingerprint: &str, runner: &dyn Runner) -> Store {
+fn store(dir: &Path, digest: &str, runner: &dyn Runner) -> Store {
     let sizes = Sizes {
         state_bytes: runner.slot_bytes(),
         page_bytes: runner.page_bytes(),
         page_tokens: 64,
     };
     let limits = calla_store::Limits { bytes: 1 << 30, age: Duration::from_secs(3600) };
-    let version = format!("{fingerprint} {}", runner.arithmetic());
+    let version = format!("{digest} {}", runner.arithmetic());
     Store::open(dir, &version, sizes, limits, SystemTime::now()).unwrap()
 }
