@@ -332,6 +332,10 @@ impl World {
         assert!(usage.reuse.reused < live.request.prompt.len());
         assert!(usage.reuse.reused <= usage.reuse.common);
         assert_eq!(reason == FinishReason::Cancelled, live.cancelled);
+        if reason == FinishReason::Stop && live.request.grammar.is_none() {
+            let Request { min_tokens, ignore_eos, .. } = live.request;
+            assert!(live.reply.len() >= min_tokens && !ignore_eos, "{usage:?}");
+        }
         self.tallies.reused_tokens += usage.reuse.reused as u64;
         self.tallies.structured += u64::from(live.request.grammar.is_some());
         if usage.reuse.provisional {
