@@ -4,7 +4,7 @@
 //! Fewer experts and a smaller vocabulary than published keep the weights at 0.3 GB.
 
 use calla_cpu::Cpu;
-use calla_engine::{CutRule, Output, Request, Speculation, StateNeeds, Usage};
+use calla_engine::{CacheKey, CutRule, Miss, Output, Request, Speculation, StateNeeds, Usage};
 use calla_model::Shape;
 use calla_ops::{Executor, Runner};
 use calla_runtime::{Driver, Limits, Turn, engine_config};
@@ -57,8 +57,9 @@ fn store(dir: &Path, runner: &dyn Runner) -> Store {
 }
 
 /// The reply to a prompt.
-fn run(driver: &mut Driver, prompt: &[u32], seed: u64) -> (Vec<u32>, Usage) {
-    let mut request = Request::new(prompt.to_vec(), 8);
+fn run(driver: &mut Driver, key: &str, prompt: &[u32], seed: u64) -> (Vec<u32>, Usage) {
+    let key = CacheKey { owner: "tests".to_owned(), name: key.to_owned() };
+    let mut request = Request { key, ..Request::new(prompt.to_vec(), 8) };
     if seed > 0 {
         request.sampling.temperature = 1.0;
         request.sampling.seed = seed;
@@ -96,9 +97,19 @@ impl Timeline {
 
     /// The reply to a prompt, of which at most `new_max` tokens may be computed.
     fn ask(&mut self, prompt: &[u32], new_max: usize, seed: u64) -> (Vec<u32>, Usage) {
-        let (warm, usage) = run(&mut self.warm, prompt, seed);
+        self.ask_as("a", prompt, new_max, seed)
+    }
+
+    fn ask_as(
+        &mut self,
+        key: &str,
+        prompt: &[u32],
+        new_max: usize,
+        seed: u64,
+    ) -> (Vec<u32>, Usage) {
+        let (warm, usage) = run(&mut self.warm, key, prompt, seed);
         self.cold.engine().forget();
-        let (cold, _) = run(&mut self.cold, prompt, seed);
+        let (cold, _) = run(&mut self.cold, key, prompt, seed);
         assert_eq!(warm, cold, "{usage:?}");
         let new = prompt.len() - usage.reuse.reused;
         assert!(new <= new_max, "{new} tokens computed: {usage:?}");
@@ -133,6 +144,17 @@ fn warm_replies_are_cold_replies_at_full_width() {
     for _ in 0..2 {
         let branch = [edited.as_slice(), &timeline.turn(20), &[MARKER, 2]].concat();
         timeline.ask(&branch, 2 + 21 + 2, 0);
+    }
+    // Another key shares nothing.
+    let (_, usage) = timeline.ask_as("b", &turns[0].clone(), turns[0].len(), 0);
+    assert_eq!((usage.reuse.reused, usage.reuse.miss), (0, Some(Miss::OtherKey)));
+    // The system part changes at its end: once the first edit has left a snapshot there, only what follows
+    // the last multiple of 64 before it is computed.
+    for last in [7, 8] {
+        let mut changed = turns[0].clone();
+        changed[90] = last;
+        let new_max = if last == 7 { changed.len() } else { changed.len() - 64 };
+        timeline.ask(&changed, new_max, 0);
     }
     // The program starts again.
     timeline.warm.save_all();
