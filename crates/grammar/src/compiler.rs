@@ -156,18 +156,34 @@ impl Tools {
                 }
                 TopLevelGrammar::from_regex(without_anchors(regex))
             }
-            Grammar::Lark(text) => TopLevelGrammar::from_lark(lark::close(text)?),
+            Grammar::Lark(text) => {
+                let barred = |name: &str| self.vocabulary.barred.iter().any(|token| token == name);
+                TopLevelGrammar::from_lark(lark::close(text, barred)?)
+            }
         };
-        let parser = self
-            .factory
-            .create_parser(top)
-            .map_err(|error| GrammarError::Refused(plain_words(&format!("{error:#}"))))?;
+        let parser =
+            self.factory.create_parser(top).map_err(|error| refusal(&format!("{error:#}")))?;
         let matcher = llguidance::Matcher::new(Ok(parser));
         if let Some(words) = matcher.get_error() {
-            return Err(GrammarError::Refused(plain_words(&words)));
+            return Err(refusal(&words));
         }
         let markers = matches!(grammar, Grammar::Lark(_));
-        Ok(Box::new(GrammarMatcher::new(matcher, Arc::clone(&self.vocabulary), markers)))
+        let vocabulary = Arc::clone(&self.vocabulary);
+        // On a copy: a place that allows nothing ends a matcher.
+        let mut first = GrammarMatcher::new(matcher.deep_clone(), Arc::clone(&vocabulary), markers);
+        match first.mask() {
+            Ok(mask) if mask.is_empty() => Err(GrammarError::Unsatisfiable),
+            Ok(_) => Ok(Box::new(GrammarMatcher::new(matcher, vocabulary, markers))),
+            Err(error) => Err(refusal(&error.0)),
+        }
+    }
+}
+
+/// What the library says of a grammar; its name for a place without a way on is not the user's.
+fn refusal(words: &str) -> GrammarError {
+    match words.contains("NoExtensionBias") {
+        true => GrammarError::Unsatisfiable,
+        false => GrammarError::Refused(plain_words(words)),
     }
 }
 

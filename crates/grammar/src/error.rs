@@ -45,6 +45,20 @@ pub enum GrammarError {
         /// What is wrong.
         reason: String,
     },
+    /// A call is required, and the list of tools is empty.
+    #[error("a tool call is required, but no tool is on offer: offer at least one tool")]
+    NoTools,
+    /// No text matches it.
+    #[error(
+        "no reply matches the grammar: look for a rule or reference that leads back to itself without an end, or for \
+         constraints that exclude each other"
+    )]
+    Unsatisfiable,
+    /// A Lark grammar names a token that no reply may hold.
+    #[error(
+        "the grammar names {0}, which no reply may hold: remove it (a reply ends by itself where the grammar does)"
+    )]
+    BarredToken(String),
     /// The grammar compiler refused it.
     #[error("the grammar was refused: {0}")]
     Refused(String),
@@ -65,6 +79,12 @@ pub(crate) fn plain_words(words: &str) -> String {
     let mut plain: String = lines.flat_map(str::split_whitespace).collect::<Vec<_>>().join(" ");
     if let Some(reason) = plain.strip_prefix("panic: ") {
         plain = format!("the compiler cannot deal with it ({reason})");
+    }
+    // The option that it speaks of is not the user's to set.
+    if let Some((before, _)) = plain.split_once(" Enable 'coerce_one_of'") {
+        plain = format!(
+            "{before} Here members of oneOf might both hold: write anyOf, or make them differ"
+        );
     }
     if plain.len() > BYTES_MAX {
         plain.truncate(plain.floor_char_boundary(BYTES_MAX));
@@ -93,6 +113,10 @@ mod tests {
             ),
             ("panic: overflow\n<backtrace>\n 0: x", "the compiler cannot deal with it (overflow)"),
             ("a  b\nc", "a b c"),
+            (
+                "oneOf constraints are not supported. Enable 'coerce_one_of' option to x",
+                "oneOf constraints are not supported. Here members of oneOf might both hold: write anyOf, or make them differ",
+            ),
         ] {
             assert_eq!(plain_words(words), plain);
         }

@@ -80,9 +80,39 @@ const UNSUPPORTED: [&str; 18] = [
     "extends",
 ];
 
+/// Levels of arrays and objects that the JSON parser reads.
+const JSON_LEVELS_MAX: usize = 127;
+
+/// Refuses a keyword that constrains and is not enforced. `uniqueItems` and `not` say nothing if they are false.
+pub(crate) fn check_supported(
+    schema: &Map<String, Value>,
+    place: &str,
+) -> Result<(), GrammarError> {
+    let constrains = |word: &str, value: &Value| {
+        let idle = ["uniqueItems", "not"].contains(&word) && *value == Value::Bool(false);
+        UNSUPPORTED.contains(&word) && !idle
+    };
+    match schema.iter().find(|(word, value)| constrains(word, value)) {
+        Some((keyword, _)) => {
+            Err(GrammarError::UnsupportedKeyword { keyword: keyword.clone(), place: place.into() })
+        }
+        None => Ok(()),
+    }
+}
+
 /// Parses a schema.
 pub(crate) fn parse(text: &str) -> Result<Value, GrammarError> {
-    serde_json::from_str(text).map_err(|error| GrammarError::InvalidSchema(error.to_string()))
+    // Editors of some systems put a byte order mark before the text.
+    let text = text.strip_prefix('\u{feff}').unwrap_or(text);
+    serde_json::from_str(text).map_err(|error| {
+        let words = error.to_string();
+        GrammarError::InvalidSchema(match words.split_once("recursion limit exceeded") {
+            Some((_, place)) => format!(
+                "its JSON nests deeper than {JSON_LEVELS_MAX} levels{place}: put inner schemas under $defs"
+            ),
+            None => words,
+        })
+    })
 }
 
 /// Rewrites `schema`, whose references lead into `root`, to stand alone.
@@ -182,6 +212,7 @@ impl Closer<'_> {
             Value::Bool(_) => return Ok((schema.clone(), 1)),
             _ => return Err(invalid(place, "a schema is an object or a boolean")),
         };
+        check_supported(schema, place)?;
         let mut closed = Map::new();
         let mut height = 0;
         for (keyword, value) in schema {
@@ -211,9 +242,6 @@ impl Closer<'_> {
                 members.collect::<Result<Map<_, _>, GrammarError>>()?.into()
             } else if word == "$ref" {
                 self.reference(value, place)?
-            } else if UNSUPPORTED.contains(&word) && *value != Value::Bool(false) {
-                let keyword = keyword.clone();
-                return Err(GrammarError::UnsupportedKeyword { keyword, place: place.into() });
             } else {
                 // Annotations, and words that JSON Schema does not know.
                 continue;

@@ -17,7 +17,10 @@ const NESTING_MAX: usize = 20_000;
 const JSON: &str = "%json";
 
 /// The grammar with its schemas rewritten to stand alone.
-pub(crate) fn close(text: &str) -> Result<String, GrammarError> {
+///
+/// `barred` tells the added tokens, written `<NAME>`, that no reply may hold.
+pub(crate) fn close(text: &str, barred: impl Fn(&str) -> bool) -> Result<String, GrammarError> {
+    let text = text.strip_prefix('\u{feff}').unwrap_or(text);
     bound("the grammar's size in bytes", text.len(), TEXT_BYTES_MAX)?;
     bound("the grammar's number of lines", text.lines().count(), LINES_MAX)?;
     let mut closed = String::with_capacity(text.len());
@@ -45,6 +48,9 @@ pub(crate) fn close(text: &str) -> Result<String, GrammarError> {
             opaque(rest).unwrap_or(first.len_utf8())
         };
         let (piece, after) = rest.split_at(taken);
+        if piece.starts_with('<') && barred(piece) {
+            return Err(GrammarError::BarredToken(piece.into()));
+        }
         for (at, _) in piece.match_indices(JSON) {
             if json_prefix(&rest[at + JSON.len()..]).is_some() {
                 return Err(refused(
@@ -106,10 +112,10 @@ mod tests {
             "# \"\nstart: <tool_call> %json\n{\"type\":\n\"integer\"}\na: \"b\"",
             "start: \"\n%json {\"type\": \"integer\"}",
         ] {
-            let closed = close(text).unwrap();
+            let closed = close(text, |_| false).unwrap();
             assert_eq!(closed.matches("x-guidance").count(), 1, "{closed}");
             assert!(!closed.contains("title"), "{closed}");
-            assert_eq!(close(&closed), Ok(closed.clone()));
+            assert_eq!(close(&closed, |_| false), Ok(closed.clone()));
         }
     }
 
@@ -120,7 +126,7 @@ mod tests {
             "start: <%json> \"é\" A~2..3\nA: %regex {\"pattern\": \"%\"}\n",
             "%llguidance {\"no_forcing\": true}\nstart: \"(\" /[^\"]/",
         ] {
-            assert_eq!(close(text).as_deref(), Ok(text));
+            assert_eq!(close(text, |_| false).as_deref(), Ok(text));
         }
     }
 
@@ -136,7 +142,7 @@ mod tests {
             "start: %json {\"not\": {}}",
             "%llguidance {\"\\u0061llow_invalid_utf8\": true}\nstart: \"a\"",
         ] {
-            assert!(close(text).is_err(), "{text}");
+            assert!(close(text, |_| false).is_err(), "{text}");
         }
     }
 }

@@ -4,7 +4,7 @@
 //! allows. So a string is not quoted, and a schema that allows strings among others is a choice of forms.
 
 use crate::GrammarError;
-use crate::json_schema::resolve;
+use crate::json_schema::{check_supported, resolve};
 use crate::tool_calls::tool_error;
 use serde_json::{Map, Value, json};
 
@@ -83,6 +83,7 @@ impl Forms {
             Value::Bool(false) => return Ok(()),
             _ => return Err(tool_error("its schema is neither an object nor a boolean".into())),
         };
+        check_supported(schema, "#")?;
         if schema.get("nullable") == Some(&Value::Bool(true)) {
             self.json.push(json!({"type": "null"}));
         }
@@ -127,6 +128,14 @@ impl Forms {
             (None, None) => None,
         };
         if let Some(values) = listed {
+            if let Some(keyword) = ["pattern", "minLength", "maxLength"]
+                .into_iter()
+                .find(|keyword| schema.contains_key(*keyword))
+            {
+                return Err(tool_error(format!(
+                    "{keyword:?} next to \"enum\" or \"const\" is not supported: list only what it allows"
+                )));
+            }
             let string_allowed = kind.is_none_or(names_string);
             let (texts, others): (Vec<&Value>, Vec<&Value>) =
                 values.iter().partition(|value| value.is_string());

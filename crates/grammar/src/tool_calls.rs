@@ -98,12 +98,13 @@ pub fn tool_calls(
         )?;
     }
     if rules.is_empty() {
-        let (tool, reason) = match choice {
-            ToolChoice::Named(name) => (name.as_str(), "no tool on offer has this name"),
-            ToolChoice::Required => ("", "a call is required, but no tool is on offer"),
-        };
-        let tool = json_schema::shortened(tool);
-        return Err(GrammarError::Tool { tool, reason: reason.into() });
+        return Err(match choice {
+            ToolChoice::Named(name) => GrammarError::Tool {
+                tool: json_schema::shortened(name),
+                reason: "no tool on offer has this name".into(),
+            },
+            ToolChoice::Required => GrammarError::NoTools,
+        });
     }
     let more = if parallel { " (\"\\n\" call)*" } else { "" };
     let head = format!(
@@ -262,7 +263,10 @@ impl<'a> Parameters<'a> {
         // As many references as a schema may nest; more go in circles.
         for _ in 0..100 {
             match schema.get("$ref").and_then(Value::as_str) {
-                Some(reference) => schema = json_schema::resolve(root, reference)?,
+                Some(reference) => {
+                    check_beside_reference(schema)?;
+                    schema = json_schema::resolve(root, reference)?;
+                }
                 None => break,
             }
         }
@@ -294,6 +298,23 @@ impl<'a> Parameters<'a> {
     }
 }
 
+/// What stands beside a `$ref` that is followed would be passed over.
+fn check_beside_reference(schema: &Value) -> Result<(), GrammarError> {
+    let Value::Object(schema) = schema else { return Ok(()) };
+    let mut others = schema.clone();
+    others.remove("$ref");
+    check_keywords(&others)?;
+    match ["properties", "required", "additionalProperties"]
+        .into_iter()
+        .find(|keyword| others.contains_key(*keyword))
+    {
+        Some(keyword) => Err(tool_error(format!(
+            "{keyword:?} beside the \"$ref\" of `parameters` is not supported: write it in the schema referred to"
+        ))),
+        None => Ok(()),
+    }
+}
+
 /// Words of a function's parameters other than those that are enforced must be annotations.
 fn check_keywords(schema: &Map<String, Value>) -> Result<(), GrammarError> {
     if schema.get("type").is_some_and(|kind| kind != "object") {
@@ -303,20 +324,14 @@ fn check_keywords(schema: &Map<String, Value>) -> Result<(), GrammarError> {
         "anyOf",
         "oneOf",
         "allOf",
-        "not",
-        "if",
         "enum",
         "const",
         "patternProperties",
         "$ref",
-        "propertyNames",
         "minProperties",
         "maxProperties",
-        "dependentRequired",
-        "dependentSchemas",
-        "dependencies",
-        "unevaluatedProperties",
     ];
+    json_schema::check_supported(schema, "#")?;
     match schema.keys().find(|key| strict.contains(&key.as_str())) {
         Some(keyword) => {
             Err(GrammarError::UnsupportedKeyword { keyword: keyword.clone(), place: "#".into() })

@@ -19,6 +19,8 @@ pub(crate) struct Vocabulary {
     pub(crate) text: Vec<u32>,
     /// Ordinary tokens and the added ones that a reply may hold: thinking and tool markers.
     pub(crate) text_and_markers: Vec<u32>,
+    /// Added tokens that no reply may hold: those that end it, and turn markers.
+    pub(crate) barred: Vec<String>,
 }
 
 impl Vocabulary {
@@ -58,7 +60,11 @@ impl Vocabulary {
             }
         }
         let mut text_and_markers = text.clone();
+        let mut barred = Vec::new();
         for token in tokenizer.added_tokens() {
+            if token.special || eos.contains(&token.id) {
+                barred.push(token.content.clone());
+            }
             let id = token.id as usize;
             if id >= len {
                 continue;
@@ -81,7 +87,7 @@ impl Vocabulary {
         let trie = TokTrie::from(&TokRxInfo::new(len as u32, eos[0]), &words).with_eos_tokens(&eos);
         // "Approximate" concerns only how forced text would be tokenised, which is left to the model.
         let env: TokEnv = Arc::new(ApproximateTokEnv::new(trie));
-        Vocabulary { env, len, eos, text, text_and_markers }
+        Vocabulary { env, len, eos, text, text_and_markers, barred }
     }
 }
 

@@ -6,9 +6,8 @@ use calla_grammar::{ToolChoice, tool_calls};
 use serde_json::{Value, json};
 use std::time::{Duration, Instant};
 
-/// Longest compilation, and longest step: what no case comes near on a machine with nothing else to do, which
-/// a machine that runs tests is not.
-const TIME_MAX: Duration = Duration::from_secs(10);
+/// No hang, also on a machine with other work: on an idle one, the slowest case takes under a second.
+const TIME_MAX: Duration = Duration::from_secs(15);
 
 /// Compiles and takes steps; says how it went, for the log.
 fn survive(fixture: &Fixture, name: &str, grammar: &Grammar) -> Result<(), String> {

@@ -2,6 +2,7 @@
 
 use crate::fixtures::{Fixture, demo, published};
 use calla_engine::structure::Grammar;
+use calla_grammar::GrammarError;
 use serde_json::{Value, json};
 
 fn schemas() -> Vec<Value> {
@@ -177,10 +178,14 @@ fn control_tokens_are_not_text() {
 #[test]
 fn turn_markers_cannot_be_asked_for() {
     let fixture = demo();
-    for lark in ["start: <|im_start|> \"a\"", "start: <[4088]>", "start: <|im_end|> \"a\""] {
-        let mut matcher = fixture.matcher(&Grammar::Lark(lark.into()));
-        assert!(matcher.mask().unwrap().is_empty(), "{lark}");
+    let refusal = |lark: &str| fixture.compiler.compile(&Grammar::Lark(lark.into())).err();
+    for name in ["<|im_start|>", "<|im_end|>", "<|endoftext|>"] {
+        let barred = Some(GrammarError::BarredToken(name.into()));
+        assert_eq!(refusal(&format!("start: {name} \"a\"")), barred);
+        assert_eq!(refusal(&format!("start: \"a\" {name}")), barred);
+        assert_eq!(refusal(&format!("start: \"{name}\" // {name}")), None);
     }
+    assert_eq!(refusal("start: <[4088]>"), Some(GrammarError::Unsatisfiable));
     let mut matcher = fixture.matcher(&Grammar::Lark("start: </think> \"a\"".into()));
     let think = fixture.tokenizer.token_id("</think>").unwrap();
     assert_eq!(fixture.allowed(&matcher.mask().unwrap()), [think]);
@@ -189,6 +194,38 @@ fn turn_markers_cannot_be_asked_for() {
     matcher.accept(a).unwrap();
     assert_eq!(fixture.allowed(&matcher.mask().unwrap()).len(), fixture.eos.len());
     assert!(matcher.accept(a).is_err());
+}
+
+#[test]
+fn what_nothing_matches_is_refused_in_plain_words() {
+    let fixture = demo();
+    let mutual = r##"{"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}}"##;
+    for grammar in [
+        Grammar::Regex("[a&&b]".into()),
+        Grammar::JsonSchema(r##"{"$ref": "#"}"##.into()),
+        Grammar::JsonSchema(mutual.into()),
+        Grammar::Lark("start: start \"a\"".into()),
+        Grammar::Lark("start: a\na: b\nb: a".into()),
+    ] {
+        let error = fixture.compiler.compile(&grammar).err();
+        assert_eq!(error, Some(GrammarError::Unsatisfiable), "{grammar:?}");
+    }
+    let empty = fixture.compiler.compile(&Grammar::Lark("start: \"a\"?".into()));
+    assert!(empty.unwrap().mask().unwrap().contains(fixture.eos[0]));
+}
+
+#[test]
+fn the_bound_on_json_levels_is_named() {
+    let fixture = demo();
+    let schema = |mark: &str, levels: usize| {
+        let (open, close) = ("[".repeat(levels - 1), "]".repeat(levels - 1));
+        let text = format!("{mark}{{\"type\": \"null\", \"default\": {open}{close}}}");
+        fixture.compiler.compile(&Grammar::JsonSchema(text)).err()
+    };
+    assert_eq!(schema("", 127), None);
+    assert_eq!(schema("\u{feff}", 127), None);
+    let error = schema("", 128).unwrap().to_string();
+    assert!(error.contains("deeper than 127 levels at line 1"), "{error}");
 }
 
 #[test]

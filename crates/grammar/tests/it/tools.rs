@@ -177,7 +177,7 @@ fn odd_tools_are_refused_by_name() {
         assert!(matches!(error, GrammarError::Tool { .. }), "{error:?}");
     };
     let any = ToolChoice::Required;
-    refused(&[], &any, "no tool is on offer");
+    assert_eq!(tool_calls(&[], &any, false), Err(GrammarError::NoTools));
     refused(&tools(), &ToolChoice::Named("rm".into()), "\"rm\": no tool on offer");
     refused(&[json!({})], &any, "it has no name");
     refused(&[tool("a>b", json!({}))], &any, "\"a>b\"");
@@ -200,6 +200,39 @@ fn odd_tools_are_refused_by_name() {
     refused(&[tool("a", json!([]))], &any, "`parameters` is not an object");
     refused(&[tool("a", json!({"properties": {"x": {"enum": ["</parameter>"]}}}))], &any, "a tag");
     refused(&[tool("a", json!({"properties": {"x": false}, "required": ["x"]}))], &any, "no value");
+}
+
+#[test]
+fn what_a_parameter_cannot_enforce_is_refused() {
+    for (schema, keyword) in [
+        (json!({"type": "integer", "not": {"const": 3}}), "not"),
+        (json!({"not": {"type": "string"}}), "not"),
+        (json!({"if": {}, "then": {}}), "if"),
+        (json!({"type": "string", "not": {}}), "not"),
+        (json!({"enum": ["a"], "not": {"const": "a"}}), "not"),
+        (json!({"anyOf": [{"type": "string"}, {"type": "string", "not": {}}]}), "not"),
+        (json!({"type": "array", "uniqueItems": true}), "uniqueItems"),
+        (json!({"type": "object", "unevaluatedProperties": false}), "unevaluatedProperties"),
+        (json!({"enum": ["a"], "pattern": "b"}), "pattern"),
+    ] {
+        let inner = tool("a", json!({"properties": {"x": schema}}));
+        let extra = tool("a", json!({"additionalProperties": schema}));
+        for tool in [inner, extra] {
+            let error = tool_calls(&[tool], &ToolChoice::Required, false).unwrap_err();
+            assert!(error.to_string().contains(&format!("{keyword:?}")), "{schema}: {error}");
+        }
+    }
+    for beside in [json!({"not": {}}), json!({"required": ["y"]}), json!({"then": {}})] {
+        let mut parameters = json!({"$ref": "#/$defs/p", "$defs": {"p": {"type": "object"}}});
+        let one = |parameters| {
+            tool_calls(&[tool("a", parameters)], &ToolChoice::Required, false).map(|_| ())
+        };
+        assert_eq!(one(parameters.clone()), Ok(()));
+        parameters.as_object_mut().unwrap().extend(beside.as_object().unwrap().clone());
+        assert!(one(parameters).is_err(), "{beside}");
+    }
+    let idle = tool("a", json!({"properties": {"x": {"type": "array", "uniqueItems": false}}}));
+    assert!(tool_calls(&[idle], &ToolChoice::Required, false).is_ok());
 }
 
 #[test]
