@@ -2,6 +2,7 @@
 
 use crate::{StoreError, file};
 use std::fs::{self, DirBuilder, File, TryLockError};
+use std::io;
 use std::path::Path;
 use std::thread;
 use std::time::Duration;
@@ -19,7 +20,9 @@ pub(crate) fn make_private(dir: &Path) -> Result<(), StoreError> {
         use std::os::unix::fs::DirBuilderExt;
         builder.mode(0o700);
     }
-    builder.create(dir).map_err(StoreError::io("make", dir))?;
+    builder
+        .create(dir)
+        .map_err(|error| no_directory(dir).unwrap_or_else(|| StoreError::io("make", dir)(error)))?;
     let metadata = fs::symlink_metadata(dir).map_err(StoreError::io("look at", dir))?;
     if !metadata.is_dir() {
         return Err(StoreError::Blocked { path: dir.to_owned() });
@@ -33,6 +36,21 @@ pub(crate) fn make_private(dir: &Path) -> Result<(), StoreError> {
         }
     }
     Ok(())
+}
+
+/// Says which part of a path is there but not a directory, if that is so.
+fn no_directory(dir: &Path) -> Option<StoreError> {
+    let (path, metadata) =
+        dir.ancestors().find_map(|path| Some((path, fs::symlink_metadata(path).ok()?)))?;
+    let reason = match fs::metadata(path) {
+        Ok(metadata) if metadata.is_dir() => return None,
+        Ok(_) => "the path is not a directory",
+        Err(error) if metadata.is_symlink() && error.kind() == io::ErrorKind::NotFound => {
+            "the path is a symbolic link that leads nowhere"
+        }
+        Err(_) => return None,
+    };
+    Some(StoreError::NoDirectory { path: path.to_owned(), reason })
 }
 
 /// As [`lock`], but waits for a moment: a process of another version may hold the directory to make room.

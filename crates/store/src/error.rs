@@ -37,7 +37,16 @@ pub enum StoreError {
         /// Snapshots that are no longer stored.
         removed: Vec<StoredId>,
     },
-    /// Something that is not of this store has the name of a file that is to be written.
+    /// The path for the cache is not that of a directory, and none can be made there.
+    #[error("{}: {reason}; name a directory for the cache, or a path at which one can be made", path.display())]
+    NoDirectory {
+        /// The path, or the part of it that is to blame.
+        path: PathBuf,
+        /// What it is instead.
+        reason: &'static str,
+    },
+    /// Something that is no regular file, or another text as the version, has the name of a file that is to be
+    /// written.
     #[error("{}: not a file of this cache; move it away", path.display())]
     Blocked {
         /// The path.

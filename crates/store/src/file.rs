@@ -110,8 +110,8 @@ pub(crate) fn file_bytes(meta_len: usize, body_len: usize) -> u64 {
     HEADER_BYTES + meta_len as u64 + body_len as u64
 }
 
-/// Writes a file under a temporary name in the same directory, flushes it and renames it. On failure
-/// nothing of it stays.
+/// Writes a file under a temporary name in the same directory, flushes it and renames it. A regular file that
+/// has the name is replaced. On failure nothing of it stays.
 pub(crate) fn write(
     path: &Path,
     temporary: &Path,
@@ -120,11 +120,11 @@ pub(crate) fn write(
     body: &[&[u8]],
     now: SystemTime,
 ) -> Result<(), StoreError> {
-    // Renaming would remove whatever has the name.
+    // Renaming would remove a link or a pipe too.
     match fs::symlink_metadata(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => {}
         Err(error) => return Err(StoreError::io("look at", path)(error)),
-        Ok(_) if is_ours(path) => {}
+        Ok(metadata) if metadata.is_file() => {}
         Ok(_) => return Err(StoreError::Blocked { path: path.to_owned() }),
     }
     let written = write_new(temporary, kind, meta, body, now)
@@ -178,20 +178,33 @@ pub(crate) fn sync_dir(dir: &Path) {
     }
 }
 
-/// Removes a file if it starts with the mark; whatever else has the name stays.
-pub(crate) fn remove_ours(path: &Path) -> io::Result<()> {
-    if is_ours(path) { fs::remove_file(path) } else { Ok(()) }
+/// Removes a regular file, whatever it holds; anything else that has the name stays. For names of this crate
+/// in a directory that this process has locked.
+pub(crate) fn remove_regular(path: &Path) -> io::Result<()> {
+    if fs::symlink_metadata(path)?.is_file() { fs::remove_file(path) } else { Ok(()) }
 }
 
-/// Whether something is a regular file of this crate: it starts with the mark, or is so short that it has a
-/// part of it only. One byte may differ: a damaged mark is still one.
-fn is_ours(path: &Path) -> bool {
+/// Removes a file if it starts with the mark; whatever else has the name stays.
+pub(crate) fn remove_marked(path: &Path) -> io::Result<()> {
+    if is_marked(path) { fs::remove_file(path) } else { Ok(()) }
+}
+
+/// Whether something is a regular file with the mark at its start, or so short that it has a part of it only.
+/// One byte may differ: a damaged mark is still one.
+fn is_marked(path: &Path) -> bool {
+    starts_with(path, |start| start.iter().zip(MARK).filter(|(a, b)| a != b).count() <= 1)
+}
+
+/// Whether a regular file looks like one of this crate that a crash has cut short or left as zeros.
+pub(crate) fn is_marked_or_lost(path: &Path) -> bool {
+    is_marked(path) || starts_with(path, |start| start.iter().all(|byte| *byte == 0))
+}
+
+/// Whether something is a regular file whose first bytes, as many as the mark has, are such.
+fn starts_with(path: &Path, is_such: impl Fn(&[u8]) -> bool) -> bool {
     let Ok((file, _)) = open_regular(path) else { return false };
     let mut start = Vec::with_capacity(MARK.len());
-    if file.take(MARK.len() as u64).read_to_end(&mut start).is_err() {
-        return false;
-    }
-    start.iter().zip(MARK).filter(|(a, b)| a != b).count() <= 1
+    file.take(MARK.len() as u64).read_to_end(&mut start).is_ok() && is_such(&start)
 }
 
 /// Options that create files readable by their owner only: prompts are private.
@@ -203,6 +216,15 @@ pub(crate) fn private() -> OpenOptions {
         options.mode(0o600).custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK | libc::O_CLOEXEC);
     }
     options
+}
+
+/// Opens a page and checks all but its body.
+pub(crate) fn open_page(path: &Path, key: &Key, page_bytes: usize) -> Result<Checked, ReadError> {
+    let checked = Checked::open(path, Kind::Page)?;
+    if checked.meta != key || checked.body_len != page_bytes as u64 {
+        return damaged("it is another page");
+    }
+    Ok(checked)
 }
 
 /// Opens a regular file without following a link or waiting for a pipe; with its length.

@@ -11,8 +11,9 @@
 //! A page's KEY is a hash over version, owner, name and all tokens from the start to the page's end: the same
 //! key has the same content, and an owner never meets another's files. Every file carries a checksum and
 //! gets its name when it is complete. Nothing in the directory is trusted: links are not followed, lengths
-//! are checked against the file and the caller's sizes before memory is taken, and what does not carry both
-//! a name and the mark of this crate is never removed.
+//! are checked against the file and the caller's sizes before memory is taken. A regular file with one of these
+//! names in the locked directory is the store's, whatever it holds: a loss of power leaves files of zeros. In
+//! other versions' directories it must carry the mark of this crate too. Nothing else is ever removed.
 
 mod directory;
 mod error;

@@ -12,6 +12,8 @@ use std::{fs, io};
 /// Index of a version's directory.
 pub(crate) struct Shelf {
     pub(crate) dir: PathBuf,
+    /// Whether this store holds the directory: then a regular file with a name of the store's is its own.
+    is_own: bool,
     pub(crate) entries: Vec<Entry>,
     pages: HashMap<Key, Page>,
     bytes: u64,
@@ -34,8 +36,9 @@ struct Page {
 }
 
 impl Shelf {
-    /// Reads what a directory holds. With the caller's `sizes` it is the caller's own directory: damaged files,
-    /// leftovers of a crash and pages that no snapshot has are removed. Without, nothing is changed. The
+    /// Reads what a directory holds. With the caller's `sizes` it is the caller's own directory, locked:
+    /// files whose header or description is damaged, foreign content under the store's names, leftovers of a
+    /// crash and pages that no snapshot has are removed. Without, nothing is changed. The
     /// descriptions are those of `entries`, in the same order: the one that was used last is last.
     pub(crate) fn scan(
         dir: &Path,
@@ -46,7 +49,7 @@ impl Shelf {
         // What cannot be removed is not used either, so a failure changes nothing.
         let remove = |path: &Path| {
             if sizes.is_some() {
-                let _ = file::remove_ours(path);
+                let _ = file::remove_regular(path);
             }
         };
         let mut found = Vec::new();
@@ -64,11 +67,14 @@ impl Shelf {
             match name {
                 Name::Temporary => remove(&path),
                 Name::Page(key) => {
-                    let expected = sizes.map(|s| file::file_bytes(key.len(), s.page_bytes));
-                    if expected.is_none_or(|bytes| bytes == metadata.len()) {
-                        page_files.insert(key, metadata.len());
-                    } else {
+                    let is_damaged = sizes.is_some_and(|sizes| {
+                        let opened = file::open_page(&path, &key, sizes.page_bytes);
+                        matches!(opened, Err(ReadError::Damaged(_)))
+                    });
+                    if is_damaged {
                         remove(&path);
+                    } else {
+                        page_files.insert(key, metadata.len());
                     }
                 }
                 Name::Snapshot(key) => match describe(&path, &key, version, sizes) {
@@ -82,8 +88,13 @@ impl Shelf {
             }
         }
         found.sort_by_key(|(key, _, used, _)| (*used, *key));
-        let mut shelf =
-            Self { dir: dir.to_owned(), entries: Vec::new(), pages: HashMap::new(), bytes: 0 };
+        let mut shelf = Self {
+            dir: dir.to_owned(),
+            is_own: sizes.is_some(),
+            entries: Vec::new(),
+            pages: HashMap::new(),
+            bytes: 0,
+        };
         let mut descriptions = Vec::new();
         for (key, bytes, last_use, description) in found {
             let root = key::root(version, &description.owner, &description.name);
@@ -145,7 +156,7 @@ impl Shelf {
                 self.bytes -= page.bytes;
                 self.pages.remove(key);
                 // One that stays is removed as unused when the directory is opened again.
-                let _ = file::remove_ours(&self.page_path(key));
+                let _ = self.remove_file(&self.page_path(key));
             }
         }
     }
@@ -165,7 +176,7 @@ impl Shelf {
     /// Removes the snapshot `index`, and moves the last one to its place. If the system refuses, nothing
     /// changes.
     pub(crate) fn remove(&mut self, index: usize) -> io::Result<()> {
-        match file::remove_ours(&self.snapshot_path(&self.entries[index].key)) {
+        match self.remove_file(&self.snapshot_path(&self.entries[index].key)) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
             _ => {
                 self.forget(index);
@@ -179,6 +190,10 @@ impl Shelf {
         if self.remove(index).is_err() {
             self.forget(index);
         }
+    }
+
+    fn remove_file(&self, path: &Path) -> io::Result<()> {
+        if self.is_own { file::remove_regular(path) } else { file::remove_marked(path) }
     }
 
     fn forget(&mut self, index: usize) {

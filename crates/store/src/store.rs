@@ -13,6 +13,7 @@ use std::time::{Duration, SystemTime};
 
 /// Longest name of an owner or of a prefix's group, in bytes.
 const NAME_BYTES_MAX: usize = 64 << 10;
+
 /// What the files may take.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
@@ -111,8 +112,8 @@ impl Store {
     /// limit, of other versions too.
     ///
     /// # Errors
-    /// [`StoreError::InUse`] if another process holds the version's directory; [`StoreError::Io`] or
-    /// [`StoreError::Blocked`] if it cannot be made or read.
+    /// [`StoreError::InUse`] if another process holds the version's directory; [`StoreError::NoDirectory`],
+    /// [`StoreError::Io`] or [`StoreError::Blocked`] if it cannot be made or read.
     pub fn open(
         dir: &Path,
         version: &str,
@@ -127,6 +128,8 @@ impl Store {
         let own = dir.join(key::version_name(&key));
         directory::make_private(&own)?;
         let lock = directory::lock_patiently(&own)?;
+        // First: what the directory holds is the store's only if it is of this version.
+        write_version(&own, version, now)?;
         let (shelf, descriptions) =
             Shelf::scan(&own, &key, Some(sizes), now).map_err(StoreError::io("list", &own))?;
         let mut store = Self {
@@ -145,7 +148,6 @@ impl Store {
             let id = store.new_id();
             store.stored.push(Stored { id, owner, name, tokens });
         }
-        store.write_version(version, now)?;
         store.others = Other::all(dir, &key, now);
         for other in &mut store.others {
             if other.oldest.is_some_and(|used| is_older(used, limits.age, now)) {
@@ -264,7 +266,7 @@ impl Store {
     ///
     /// # Errors
     /// [`StoreError::Damaged`] if it is not stored or any part read is not what was written: it and all
-    /// snapshots with a damaged page are removed. [`StoreError::Io`] if the system refuses: it stays.
+    /// snapshots with one of its pages that is damaged are removed, so that a [`Store::put`] stores it anew. [`StoreError::Io`] if the system refuses: it stays.
     pub fn get(
         &mut self,
         id: StoredId,
@@ -281,7 +283,7 @@ impl Store {
             Ok(read) => read,
             Err(ReadError::Io(source)) => return Err(StoreError::io("read", &path)(source)),
             Err(ReadError::Damaged(reason)) => {
-                self.discard(index);
+                self.discard_damaged(index);
                 return Err(self.damaged(path, reason));
             }
         };
@@ -293,11 +295,7 @@ impl Store {
                 Ok(page) => pages.push(page),
                 Err(ReadError::Io(source)) => return Err(StoreError::io("read", &path)(source)),
                 Err(ReadError::Damaged(reason)) => {
-                    while let Some(user) =
-                        self.shelf.entries.iter().position(|entry| entry.pages.contains(&key))
-                    {
-                        self.discard(user);
-                    }
+                    self.discard_damaged(index);
                     return Err(self.damaged(path, reason));
                 }
             }
@@ -338,6 +336,28 @@ impl Store {
     fn discard(&mut self, index: usize) {
         self.shelf.discard(index);
         self.unreported.push(self.stored.swap_remove(index).id);
+    }
+
+    /// Takes out a damaged snapshot, and all snapshots that have a damaged page of its pages. All are read, so
+    /// that what a next [`Store::put`] of the prefix finds stored is good.
+    fn discard_damaged(&mut self, index: usize) {
+        let pages = self.shelf.entries[index].pages.clone();
+        self.discard(index);
+        for key in pages {
+            // The others have gone with the snapshot.
+            if !self.shelf.has_page(&key) {
+                continue;
+            }
+            let read = self.read_page(&self.shelf.page_path(&key), &key);
+            if !matches!(read, Err(ReadError::Damaged(_))) {
+                continue;
+            }
+            while let Some(user) =
+                self.shelf.entries.iter().position(|entry| entry.pages.contains(&key))
+            {
+                self.discard(user);
+            }
+        }
     }
 
     fn damaged(&mut self, path: PathBuf, reason: String) -> StoreError {
@@ -420,7 +440,7 @@ impl Store {
                 continue;
             }
             let path = self.shelf.page_path(page);
-            let temporary = self.temporary();
+            let temporary = temporary(&self.shelf.dir, &mut self.next_temporary);
             file::write(&path, &temporary, Kind::Page, page, &[given[&i]], now)?;
             self.shelf.add_page(*page, page_file);
             held.push(*page);
@@ -428,7 +448,7 @@ impl Store {
         // The names of the pages must last before the snapshot's does.
         file::sync_dir(&self.shelf.dir);
         let path = self.shelf.snapshot_path(key);
-        let temporary = self.temporary();
+        let temporary = temporary(&self.shelf.dir, &mut self.next_temporary);
         let meta = description.to_bytes();
         file::write(&path, &temporary, Kind::Snapshot, &meta, &[state, partial], now)?;
         file::sync_dir(&self.shelf.dir);
@@ -468,22 +488,7 @@ impl Store {
     }
 
     fn read_page(&self, path: &Path, key: &Key) -> Result<Vec<u8>, ReadError> {
-        let checked = Checked::open(path, Kind::Page)?;
-        if checked.meta != key || checked.body_len != self.sizes.page_bytes as u64 {
-            return Err(ReadError::Damaged("it is another page".into()));
-        }
-        checked.read_body()
-    }
-
-    /// A name in the version's directory that nothing has.
-    fn temporary(&mut self) -> PathBuf {
-        loop {
-            let path = self.shelf.dir.join(format!("t-{:016x}.tmp", self.next_temporary));
-            self.next_temporary += 1;
-            if fs::symlink_metadata(&path).is_err() {
-                return path;
-            }
-        }
+        file::open_page(path, key, self.sizes.page_bytes)?.read_body()
     }
 
     /// Removes own snapshots that are too old. One that cannot be removed stays.
@@ -535,16 +540,31 @@ impl Store {
         }
         Ok(())
     }
+}
 
-    /// Writes the version's text, for people and for other versions of the program, unless it is there.
-    fn write_version(&mut self, version: &str, now: SystemTime) -> Result<(), StoreError> {
-        let path = self.shelf.dir.join("version");
-        let is_written = Checked::open(&path, Kind::Version)
-            .is_ok_and(|checked| checked.meta == version.as_bytes() && checked.body_len == 0);
-        if is_written {
-            return Ok(());
+/// Writes the version's text, for people and for other versions of the program, unless it is there. One that
+/// a crash has damaged is replaced, another text stays.
+fn write_version(dir: &Path, version: &str, now: SystemTime) -> Result<(), StoreError> {
+    let path = dir.join("version");
+    let is_written = Checked::open(&path, Kind::Version)
+        .is_ok_and(|checked| checked.meta == version.as_bytes() && checked.body_len == 0);
+    if is_written {
+        return Ok(());
+    }
+    if fs::symlink_metadata(&path).is_ok() && !file::is_marked_or_lost(&path) {
+        return Err(StoreError::Blocked { path });
+    }
+    let temporary = temporary(dir, &mut 0);
+    file::write(&path, &temporary, Kind::Version, version.as_bytes(), &[], now)
+}
+
+/// A temporary file's name that nothing in a directory has, from `next` on.
+fn temporary(dir: &Path, next: &mut u64) -> PathBuf {
+    loop {
+        let path = dir.join(format!("t-{next:016x}.tmp"));
+        *next += 1;
+        if fs::symlink_metadata(&path).is_err() {
+            return path;
         }
-        let temporary = self.temporary();
-        file::write(&path, &temporary, Kind::Version, version.as_bytes(), &[], now)
     }
 }

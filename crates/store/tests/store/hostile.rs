@@ -52,19 +52,8 @@ fn foreign_things_are_neither_used_nor_removed() {
     let dangling = dir.path().join(format!("v-{}", "8".repeat(64)));
     symlink(outside.path(), &dangling).unwrap();
 
-    let all = [
-        &strange,
-        &text,
-        &huge,
-        &folder,
-        &link,
-        &temporary_link,
-        &loops,
-        &socket,
-        &pipe,
-        &dangling,
-        &target,
-    ];
+    let all =
+        [&strange, &folder, &link, &temporary_link, &loops, &socket, &pipe, &dangling, &target];
     let mut store = open(dir.path());
     assert_eq!(readable(&mut store), [SEVEN]);
     put(&mut store, &[5; 9]);
@@ -74,7 +63,28 @@ fn foreign_things_are_neither_used_nor_removed() {
     for path in all {
         assert!(fs::symlink_metadata(path).is_ok(), "{} is gone", path.display());
     }
-    assert_eq!(fs::read_to_string(&text).unwrap(), "somebody's notes");
+    // Plain files under our names, in a folder that is ours, are ours and damaged.
+    for path in [&text, &huge] {
+        assert!(fs::symlink_metadata(path).is_err(), "{} is there", path.display());
+    }
+}
+
+#[test]
+fn files_that_a_power_loss_has_zeroed_are_replaced() {
+    let dir = TempDir::new().unwrap();
+    for kind in ["s-", "p-"] {
+        put(&mut open(dir.path()), &SEVEN);
+        for path in files(&dir, kind) {
+            let len = fs::metadata(&path).unwrap().len();
+            fs::write(&path, vec![0; len as usize]).unwrap();
+        }
+        let mut store = open(dir.path());
+        assert_eq!(readable(&mut store), [[0_u32; 7]; 0]);
+        put(&mut store, &SEVEN);
+        assert_eq!(readable(&mut store), [SEVEN]);
+        drop(store);
+        assert_eq!(readable(&mut open(dir.path())), [SEVEN], "{kind}");
+    }
 }
 
 #[test]
@@ -164,5 +174,9 @@ fn a_path_that_cannot_be_made_is_named() {
     fs::write(&file, "x").unwrap();
     let error = Store::open(&file, "model 1", SIZES, WIDE, at(0)).err().unwrap();
     assert!(error.to_string().starts_with(file.to_str().unwrap()), "{error}");
-    assert!(matches!(error, StoreError::Io { action: "make", .. }), "{error}");
+    assert!(error.to_string().contains("is not a directory"), "{error}");
+    let dangling = dir.path().join("dangling");
+    symlink(dir.path().join("nowhere"), &dangling).unwrap();
+    let error = Store::open(&dangling, "model 1", SIZES, WIDE, at(0)).err().unwrap();
+    assert!(error.to_string().contains("leads nowhere"), "{error}");
 }
