@@ -179,4 +179,23 @@ fn a_path_that_cannot_be_made_is_named() {
     symlink(dir.path().join("nowhere"), &dangling).unwrap();
     let error = Store::open(&dangling, "model 1", SIZES, WIDE, at(0)).err().unwrap();
     assert!(error.to_string().contains("leads nowhere"), "{error}");
+    let error = Store::open(&file.join("below"), "model 1", SIZES, WIDE, at(0)).err().unwrap();
+    assert!(matches!(error, StoreError::NoDirectory { path, .. } if path == file));
+}
+
+#[test]
+fn a_blocked_page_leaves_other_prefixes_alone() {
+    let dir = TempDir::new().unwrap();
+    let mut store = open(dir.path());
+    let id = put(&mut store, &SEVEN);
+    let page = files(&dir, "p-").remove(0);
+    store.remove(id).unwrap();
+    fs::create_dir(&page).unwrap();
+    let error = store.put("owner", "", &SEVEN, &state(&SEVEN), &pages(&SEVEN), at(0)).unwrap_err();
+    assert!(matches!(error, StoreError::Blocked { path } if path == page));
+    put(&mut store, &[5; 9]);
+    drop(store);
+    let mut store = open(dir.path());
+    assert_eq!(readable(&mut store), [[5; 9]]);
+    assert!(page.is_dir());
 }
