@@ -24,7 +24,7 @@ fn any_byte_of_any_tensor_changes_the_digest() {
     std::fs::write(&path, file).unwrap();
     assert_eq!(digest(), original);
     edit_config(dir.path(), |config| {
-        config["text_config"]["rms_norm_eps"] = serde_json::json!(1e-5)
+        config["text_config"]["rms_norm_eps"] = serde_json::json!(1e-5);
     });
     assert_ne!(digest(), original, "another epsilon");
 }
