@@ -206,26 +206,36 @@ pub fn recurrent_state_bytes(shape: &Shape, conv_bytes: usize) -> u64 {
 /// Bytes of KV cache per token of context, with `element_bytes` per stored value.
 #[must_use]
 pub fn kv_token_bytes(shape: &Shape, element_bytes: usize) -> u64 {
-    (shape.layers_of(LayerKind::Attention) * 2 * shape.kv_dim() * element_bytes) as u64
+    shape.layers_of(LayerKind::Attention) as u64 * layer_kv_token_bytes(shape, element_bytes)
 }
 
 /// Bytes of KV cache of a sequence of `tokens`, in whole pages.
 #[must_use]
 pub fn kv_bytes(shape: &Shape, tokens: usize, element_bytes: usize) -> u64 {
-    (tokens.div_ceil(PAGE_TOKENS) * PAGE_TOKENS) as u64 * kv_token_bytes(shape, element_bytes)
+    whole_pages(tokens) * kv_token_bytes(shape, element_bytes)
+}
+
+/// Bytes of one layer's key and value of a token.
+fn layer_kv_token_bytes(shape: &Shape, element_bytes: usize) -> u64 {
+    (2 * shape.kv_dim() * element_bytes) as u64
+}
+
+/// Tokens that the pages for `tokens` hold.
+fn whole_pages(tokens: usize) -> u64 {
+    (tokens.div_ceil(PAGE_TOKENS) * PAGE_TOKENS) as u64
 }
 
 /// Bytes that drafting adds to the KV cache per token of context: the multi-token-prediction layer's keys and
 /// values. What it adds to a network that has no such layer, or does not draft, is nothing.
 #[must_use]
 pub fn draft_kv_token_bytes(shape: &Shape, element_bytes: usize) -> u64 {
-    (2 * shape.kv_dim() * element_bytes) as u64
+    layer_kv_token_bytes(shape, element_bytes)
 }
 
 /// Bytes that drafting adds to the KV cache of a sequence of `tokens`, in whole pages: as [`kv_bytes`].
 #[must_use]
 pub fn draft_kv_bytes(shape: &Shape, tokens: usize, element_bytes: usize) -> u64 {
-    (tokens.div_ceil(PAGE_TOKENS) * PAGE_TOKENS) as u64 * draft_kv_token_bytes(shape, element_bytes)
+    whole_pages(tokens) * draft_kv_token_bytes(shape, element_bytes)
 }
 
 /// Bytes that drafting adds to one sequence's recurrent state and to each snapshot of it: the last hidden

@@ -4,6 +4,7 @@ use crate::batch::{Batch, BatchError, Span, SpanKind};
 use crate::cache::CacheSize;
 use crate::mtp::mtp_forward;
 use crate::runner::HostOps;
+use crate::sample::argmax;
 use crate::tensor::Rows;
 use calla_model::Network;
 use calla_model::network::Mtp;
@@ -122,20 +123,9 @@ pub(crate) fn draft<O: HostOps>(
         let batch = Batch::part_of_checked(tokens, spans);
         let rows = mtp_forward(ops, network, mtp, &hidden, layer, &batch);
         for (&i, logits) in active.iter().zip(rows.logits.iter()) {
-            drafted[i].push(arg_max(&logits[..drafts.0[i].vocab_used]));
+            drafted[i].push(argmax(&logits[..drafts.0[i].vocab_used]));
         }
         hidden = rows.hidden;
     }
     drafted
-}
-
-/// The first of the largest; NaN is never chosen while there is a number.
-fn arg_max(logits: &[f32]) -> u32 {
-    let mut best = 0;
-    for (id, &logit) in logits.iter().enumerate() {
-        if logit > logits[best] || (logits[best].is_nan() && !logit.is_nan()) {
-            best = id;
-        }
-    }
-    best as u32
 }
