@@ -23,7 +23,7 @@ impl GrammarMatcher {
         GrammarMatcher { inner, vocabulary, markers }
     }
 
-    fn usable(&self) -> &[u32] {
+    fn usable(&self) -> &TokenMask {
         match self.markers {
             true => &self.vocabulary.text_and_markers,
             false => &self.vocabulary.text,
@@ -46,9 +46,8 @@ impl Matcher for GrammarMatcher {
             || self.inner.is_accepting().map_err(|e| MatchError(plain_words(&e.to_string())))?;
         // What the library allows is text that fits; that no control token counts as text does not rest
         // on the grammar alone.
-        let usable = self.usable();
-        let words = mask.as_slice().iter().zip(usable).map(|(word, usable)| word & usable);
-        let mut mask = TokenMask::from_words(words.collect(), self.vocabulary.len);
+        let mut mask = TokenMask::from_words(mask.as_slice().to_vec(), self.vocabulary.len);
+        mask.intersect(self.usable());
         if ends {
             self.vocabulary.eos.iter().for_each(|&id| mask.insert(id));
         }
@@ -56,13 +55,11 @@ impl Matcher for GrammarMatcher {
     }
 
     fn accept(&mut self, token: u32) -> Result<(), MatchError> {
-        let usable = self.usable().get(token as usize / 32);
-        if usable.is_none_or(|word| word >> (token % 32) & 1 == 0) {
+        if !self.usable().contains(token) {
             return Err(MatchError(format!("token {token} is not text that a grammar can match")));
         }
         // The library checks text by its bytes; a marker is no text, and is looked up in the mask.
-        let is_text = self.vocabulary.text[token as usize / 32] >> (token % 32) & 1 == 1;
-        let taken = match is_text {
+        let taken = match self.vocabulary.text.contains(token) {
             true => self.inner.try_consume_tokens(&[token]),
             false if self.mask()?.contains(token) => self.inner.consume_token(token).map(|()| 1),
             false => Ok(0),

@@ -1,6 +1,7 @@
 //! The tokens of a checkpoint as a trie of bytes, and which of them a grammar may ever use.
 
 use crate::GrammarError;
+use calla_ops::TokenMask;
 use calla_text::Tokenizer;
 use std::sync::Arc;
 use toktrie::{ApproximateTokEnv, TokEnv, TokRxInfo, TokTrie};
@@ -15,10 +16,10 @@ pub(crate) struct Vocabulary {
     pub(crate) env: TokEnv,
     pub(crate) len: usize,
     pub(crate) eos: Vec<u32>,
-    /// Ordinary tokens, as words of a mask.
-    pub(crate) text: Vec<u32>,
+    /// Ordinary tokens.
+    pub(crate) text: TokenMask,
     /// Ordinary tokens and the added ones that a reply may hold: thinking and tool markers.
-    pub(crate) text_and_markers: Vec<u32>,
+    pub(crate) text_and_markers: TokenMask,
     /// Added tokens that no reply may hold: those that end it, and turn markers.
     pub(crate) barred: Vec<String>,
 }
@@ -47,7 +48,7 @@ impl Vocabulary {
 
         // Tokens without bytes are never allowed.
         let mut words: Vec<Vec<u8>> = vec![Vec::new(); len];
-        let mut text = vec![0; len.div_ceil(32)];
+        let mut text = TokenMask::none(len);
         for (id, word) in words.iter_mut().enumerate() {
             *word = tokenizer.token(id as u32).and_then(|t| token_bytes(&t)).unwrap_or_default();
             // A byte FF is never part of UTF-8, and marks added tokens in the trie.
@@ -56,7 +57,7 @@ impl Vocabulary {
                 word.clear();
             }
             if !word.is_empty() {
-                text[id / 32] |= 1 << (id % 32);
+                text.insert(id as u32);
             }
         }
         let mut text_and_markers = text.clone();
@@ -69,20 +70,20 @@ impl Vocabulary {
             if id >= len {
                 continue;
             }
-            text[id / 32] &= !(1 << (id % 32));
-            text_and_markers[id / 32] &= !(1 << (id % 32));
+            text.remove(token.id);
+            text_and_markers.remove(token.id);
             words[id].clear();
             if token.content.len() < TOKEN_BYTES_MAX {
                 words[id].push(TokTrie::SPECIAL_TOKEN_MARKER);
                 words[id].extend_from_slice(token.content.as_bytes());
                 if !token.special && !eos.contains(&token.id) {
-                    text_and_markers[id / 32] |= 1 << (id % 32);
+                    text_and_markers.insert(token.id);
                 }
             }
         }
         for &id in &eos {
-            text[id as usize / 32] &= !(1 << (id % 32));
-            text_and_markers[id as usize / 32] &= !(1 << (id % 32));
+            text.remove(id);
+            text_and_markers.remove(id);
         }
         let trie = TokTrie::from(&TokRxInfo::new(len as u32, eos[0]), &words).with_eos_tokens(&eos);
         // "Approximate" concerns only how forced text would be tokenised, which is left to the model.

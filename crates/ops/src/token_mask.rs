@@ -53,6 +53,13 @@ impl TokenMask {
         }
     }
 
+    /// Takes out what is not in `other`.
+    pub fn intersect(&mut self, other: &Self) {
+        for (i, word) in self.words.iter_mut().enumerate() {
+            *word &= other.words.get(i).copied().unwrap_or(0);
+        }
+    }
+
     /// Whether a token is in.
     #[must_use]
     pub fn contains(&self, token: u32) -> bool {
@@ -74,6 +81,9 @@ mod tests {
         }
         let inside: Vec<u32> = (0..64).filter(|&t| mask.contains(t)).collect();
         assert_eq!(inside, [0, 31, 39]);
+        let mut both = mask.clone();
+        both.intersect(&TokenMask::from_words(vec![1 << 31 | 2], 32));
+        assert_eq!((both.contains(31), both.contains(0), both.contains(39)), (true, false, false));
         mask.remove(31);
         assert!(!mask.contains(31) && !mask.is_empty());
         assert!(!TokenMask::from_words(vec![1, !0], 40).contains(40));
