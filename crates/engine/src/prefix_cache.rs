@@ -274,10 +274,11 @@ impl PrefixCache {
         Ok(())
     }
 
-    /// Gives up the least recently used snapshot.
-    pub fn evict(&mut self) -> Option<Evicted> {
+    /// Gives up the least recently used snapshot. One of fewer than `file_tokens_min` tokens is not worth a
+    /// file; `None`: none is.
+    pub fn evict(&mut self, file_tokens_min: Option<usize>) -> Option<Evicted> {
         let (_, (key, node)) = self.kept.pop_first()?;
-        let worth = self.worth_a_file(&key, node);
+        let worth = self.worth_a_file(&key, node, file_tokens_min);
         self.clock += 1;
         let stamp = self.clock;
         let trie = self.tries.get_mut(&key).expect("a kept snapshot has a trie");
@@ -288,8 +289,7 @@ impl PrefixCache {
         let place = (key, node);
         let being_saved = self.saving.values().any(|other| *other == place);
         let unsaved = file.is_none() && !being_saved;
-        let save =
-            (worth && unsaved && !snapshot.provisional).then(|| (place.0.clone(), trie.path(node)));
+        let save = (worth && unsaved).then(|| (place.0.clone(), trie.path(node)));
         *trie.value_mut(node) = Some(match (file, being_saved) {
             (Some(file), _) => Entry::Saved { file },
             (None, true) => Entry::Saving,
@@ -302,11 +302,15 @@ impl PrefixCache {
         Some(Evicted { snapshot, save })
     }
 
-    /// Whether a snapshot starts or ends what is remembered of a conversation: the first, the last, and the one
-    /// before the last (a template that drops thinking from old turns leaves the last at once). Those between
-    /// serve edits of old turns only, and would be most of what is written.
-    fn worth_a_file(&self, key: &CacheKey, node: NodeId) -> bool {
+    /// Whether a kept snapshot is exact, long enough, and starts or ends what is remembered of a conversation:
+    /// the first, the last, and the one before the last (a template that drops thinking from old turns leaves
+    /// the last at once). Those between serve edits of old turns only, and would be most of what is written.
+    fn worth_a_file(&self, key: &CacheKey, node: NodeId, tokens_min: Option<usize>) -> bool {
         let trie = &self.tries[key];
+        let Some(Entry::Kept { snapshot, .. }) = trie.value(node) else { return false };
+        if snapshot.provisional || tokens_min.is_none_or(|min| snapshot.tokens < min) {
+            return false;
+        }
         let holds = |e: &Entry| !matches!(e, Entry::Evicted { .. });
         !trie.any_above(node, holds) || trie.count_below(node, 2, holds) < 2
     }
@@ -394,16 +398,17 @@ impl PrefixCache {
         self.saving.contains_key(&ticket)
     }
 
-    /// Kept snapshots that are worth a file and have none, the least recently used first.
+    /// Kept snapshots that are worth a file, as [`PrefixCache::evict`] judges, and have none, the least recently
+    /// used first.
     #[must_use]
-    pub fn unsaved(&self) -> Vec<(CacheKey, Vec<u32>, Snapshot)> {
+    pub fn unsaved(&self, file_tokens_min: Option<usize>) -> Vec<(CacheKey, Vec<u32>, Snapshot)> {
         let unsaved = self.kept.values().filter(|place| !self.saving.values().any(|p| p == *place));
         let wanted = unsaved.filter_map(|(key, node)| {
             let trie = &self.tries[key];
             let Some(Entry::Kept { snapshot, file: None, .. }) = trie.value(*node) else {
                 return None;
             };
-            let worth = !snapshot.provisional && self.worth_a_file(key, *node);
+            let worth = self.worth_a_file(key, *node, file_tokens_min);
             worth.then(|| (key.clone(), trie.path(*node), snapshot.clone()))
         });
         wanted.collect()
@@ -509,7 +514,7 @@ mod tests {
         let reuse = cache.lookup(&key("a"), &edited, &rule(), |_| true).reuse;
         assert_eq!(reuse.miss, Some(Miss::NoSnapshot));
         assert_eq!(reuse.divergence, Some(Divergence { token: 4, message: 1 }));
-        assert_eq!(cache.evict().unwrap().snapshot, snapshot(0, 5));
+        assert_eq!(cache.evict(Some(1)).unwrap().snapshot, snapshot(0, 5));
         let reuse = cache.lookup(&key("a"), &prompt, &rule(), |_| true).reuse;
         assert_eq!((reuse.reused, reuse.common, reuse.miss), (0, 5, Some(Miss::Evicted)));
     }
@@ -525,7 +530,7 @@ mod tests {
             let _ = cache.lookup(&key("a"), &prompt, &rule(), |_| true);
         }
         let order: Vec<usize> =
-            std::iter::from_fn(|| cache.evict()).map(|e| e.snapshot.tokens).collect();
+            std::iter::from_fn(|| cache.evict(Some(1))).map(|e| e.snapshot.tokens).collect();
         assert_eq!(order, [5, 20, 30, 15, 40]);
     }
 
@@ -542,7 +547,7 @@ mod tests {
         let mut cache = PrefixCache::new(30);
         for i in 0..20_u32 {
             cache.insert(&key("a"), &[i; 10], snapshot(0, 10)).unwrap();
-            let _ = cache.evict();
+            let _ = cache.evict(Some(1));
         }
         assert!(cache.stored_tokens() <= 30);
         assert_eq!(
@@ -576,12 +581,15 @@ mod tests {
         for (slot, end) in [10, 20, 30, 40].into_iter().enumerate() {
             cache.insert(&key("a"), &prompt[..end], snapshot(slot, end)).unwrap();
         }
-        let worth: Vec<usize> = cache.unsaved().iter().map(|(_, tokens, _)| tokens.len()).collect();
+        let worth: Vec<usize> =
+            cache.unsaved(Some(1)).iter().map(|(_, tokens, _)| tokens.len()).collect();
         assert_eq!(worth, [10, 30, 40]);
-        let evicted = cache.evict().unwrap();
+        assert_eq!(cache.unsaved(Some(40)).len(), 1);
+        assert_eq!(cache.unsaved(None), []);
+        let evicted = cache.evict(Some(1)).unwrap();
         assert_eq!(evicted.save, Some((key("a"), prompt[..10].to_vec())));
         cache.saving(Ticket(0), &key("a"), &prompt[..10]);
-        let evicted = cache.evict().unwrap();
+        let evicted = cache.evict(Some(1)).unwrap();
         assert_eq!((evicted.snapshot.tokens, evicted.save), (20, None));
     }
 
@@ -591,7 +599,7 @@ mod tests {
         let prompt = [9, 1, 2, 9, 3, 4];
         let find = |cache: &mut PrefixCache| cache.lookup(&key("a"), &prompt, &rule(), |_| true);
         cache.insert(&key("a"), &prompt[..3], snapshot(0, 3)).unwrap();
-        assert!(cache.evict().unwrap().save.is_some());
+        assert!(cache.evict(Some(1)).unwrap().save.is_some());
         cache.saving(Ticket(7), &key("a"), &prompt[..3]);
         assert_eq!(find(&mut cache).saved, None);
         cache.written(Ticket(7), Some(FileId(5)));
@@ -602,14 +610,14 @@ mod tests {
         cache.insert(&key("a"), &prompt[..3], snapshot(1, 3)).unwrap();
         let found = find(&mut cache);
         assert_eq!((found.saved, found.reuse.reused), (None, 3));
-        assert_eq!(cache.evict().unwrap().save, None);
+        assert_eq!(cache.evict(Some(1)).unwrap().save, None);
         assert_eq!(find(&mut cache).saved, saved);
         cache.file_removed(FileId(5));
         let found = find(&mut cache);
         assert_eq!((found.saved, found.reuse.miss), (None, Some(Miss::Evicted)));
         // One that could not be written is evicted like any other.
         cache.insert(&key("a"), &prompt[..3], snapshot(0, 3)).unwrap();
-        assert!(cache.evict().unwrap().save.is_some());
+        assert!(cache.evict(Some(1)).unwrap().save.is_some());
         cache.saving(Ticket(8), &key("a"), &prompt[..3]);
         cache.written(Ticket(8), None);
         let found = find(&mut cache);

@@ -1,6 +1,7 @@
 //! Admission: a waiting request gets its place and its state.
 
 use super::{Engine, Failure};
+use crate::cuts::Cut;
 use crate::prefix_cache::{Lookup, Saved};
 use crate::request::FinishReason;
 use crate::sequence::{DeviceState, Ending, Sequence, State, snapshot_positions};
@@ -57,11 +58,14 @@ impl Engine {
 
     fn lookup(&mut self, sequence: &Sequence) -> Lookup {
         let rule = &self.config.rule;
-        let cuts = rule.cuts(&sequence.tokens);
-        let arithmetic = self.config.arithmetic;
-        self.cache.lookup(&sequence.request.key, &sequence.tokens, rule, |depth| match arithmetic {
-            Arithmetic::Uniform => true,
-            Arithmetic::Split => cuts.binary_search_by_key(&depth, |c| c.position).is_ok(),
+        let only_at = match self.config.arithmetic {
+            Arithmetic::Uniform => None,
+            Arithmetic::Split => Some(rule.cuts(&sequence.tokens)),
+        };
+        self.cache.lookup(&sequence.request.key, &sequence.tokens, rule, |depth| {
+            let is_cut =
+                |cuts: &Vec<Cut>| cuts.binary_search_by_key(&depth, |c| c.position).is_ok();
+            only_at.as_ref().is_none_or(is_cut)
         })
     }
 

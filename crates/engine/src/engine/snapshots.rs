@@ -42,7 +42,9 @@ impl Engine {
     }
 
     fn evict_one(&mut self) -> bool {
-        let Some(Evicted { snapshot, save }) = self.cache.evict() else { return false };
+        let Some(Evicted { snapshot, save }) = self.cache.evict(self.config.file_tokens_min) else {
+            return false;
+        };
         self.counts.evictions += 1;
         if let Some((key, tokens)) = save {
             self.save(key, tokens, &snapshot);
@@ -51,11 +53,8 @@ impl Engine {
         true
     }
 
-    /// Has a snapshot read out and written to a file, if it is large enough for one.
+    /// Has a snapshot read out and written to a file.
     fn save(&mut self, key: CacheKey, tokens: Vec<u32>, snapshot: &Snapshot) {
-        if self.config.file_tokens_min.is_none_or(|min| tokens.len() < min) {
-            return;
-        }
         let ticket = self.ticket();
         self.cache.saving(ticket, &key, &tokens);
         let (slot, pages) = (snapshot.slot, snapshot.pages.clone());
@@ -64,7 +63,7 @@ impl Engine {
 
     /// Saves what is worth it and has no file yet: before the program ends. The next step does it.
     pub fn save_all(&mut self) {
-        for (key, tokens, snapshot) in self.cache.unsaved() {
+        for (key, tokens, snapshot) in self.cache.unsaved(self.config.file_tokens_min) {
             self.save(key, tokens, &snapshot);
         }
     }
@@ -80,7 +79,7 @@ impl Engine {
 
     /// Gives up every snapshot in memory and saves none. Files stay.
     pub fn forget_memory(&mut self) {
-        while let Some(Evicted { snapshot, .. }) = self.cache.evict() {
+        while let Some(Evicted { snapshot, .. }) = self.cache.evict(None) {
             self.release_parts(snapshot.slot, &snapshot.pages);
         }
     }
