@@ -10,12 +10,11 @@ use anyhow::bail;
 use calla_cpu::Cpu;
 use calla_engine::{CutRule, Machine, MemoryPlan, Refusal, Speculation, StateNeeds, Thinking};
 use calla_model::network::CheckpointParts;
-use calla_model::shape::PAGE_TOKENS;
 use calla_model::{Config, Network, Shape};
 use calla_ops::runner::HostOps;
 use calla_ops::{CacheSize, Executor, Reference, Runner};
-use calla_runtime::{Driver, Limits, Session, engine_config};
-use calla_store::{Sizes, Store};
+use calla_runtime::{Driver, Limits, Session, engine_config, store_sizes};
+use calla_store::Store;
 use calla_text::{ChatTemplate, GenerationDefaults, Tokenizer};
 use calla_weights::inspect::{Inspection, Part};
 use calla_weights::{Checkpoint, inspect};
@@ -328,11 +327,7 @@ fn open_store(dir: &Path, loaded: &Loaded, engine: &EngineArgs) -> Option<Store>
         runner.arithmetic(),
         if runner.can_draft() { " drafting" } else { "" }
     );
-    let sizes = Sizes {
-        state_bytes: runner.slot_bytes(),
-        page_bytes: runner.page_bytes(),
-        page_tokens: PAGE_TOKENS,
-    };
+    let sizes = store_sizes(runner.as_ref());
     let bytes = u64::from(engine.disk_cache_size) * 1_000_000_000;
     let limits = calla_store::Limits { bytes, age: DISK_CACHE_AGE };
     match Store::open(dir, &version, sizes, limits, SystemTime::now()) {

@@ -4,7 +4,7 @@
 //! do, and reads what happened from [`Engine::poll`].
 
 use crate::device::{Device, SaveSink, StateBytes};
-use crate::files::{FileJob, FileReply, Files};
+use crate::files::{self, FileJob, FileReply, Files};
 use crate::grammars::{Compile, Grammars};
 use calla_engine::engine::MaskJob;
 use calla_engine::step::{Effect, Outcome, Save, Step, StepFailure, Ticket};
@@ -12,7 +12,7 @@ use calla_engine::{Engine, EngineConfig, Matcher, RequestId, Speculation};
 use calla_ops::Runner;
 use calla_store::Store;
 use std::collections::HashSet;
-use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::mpsc::{Receiver, channel};
 use std::time::Instant;
 
 /// What threads tell the driver.
@@ -21,19 +21,6 @@ pub(crate) enum Event {
     Compiled { id: RequestId, result: Result<Box<dyn Matcher>, String> },
     /// Something about files.
     File(FileReply),
-    /// Look for new requests.
-    Wake,
-}
-
-/// Ends the wait of a [`Driver::turn`] from another thread.
-#[derive(Clone)]
-pub struct Waker(Sender<Event>);
-
-impl Waker {
-    /// Wakes the driver; one that is gone needs no waking.
-    pub fn wake(&self) {
-        let _ = self.0.send(Event::Wake);
-    }
 }
 
 /// What a turn came to.
@@ -54,7 +41,6 @@ pub struct Driver {
     grammars: Grammars,
     files: Option<Files>,
     events: Receiver<Event>,
-    sender: Sender<Event>,
     /// Grammars being compiled.
     compiling: HashSet<RequestId>,
 }
@@ -94,17 +80,18 @@ impl Driver {
             .map_err(|source| ThreadError { what: "grammars", source })?;
         let files = match store {
             Some(store) => {
-                for (file, key, tokens) in crate::files::listed(&store) {
-                    engine.add_file(file, &key, &tokens);
+                let listed = files::listed(&store);
+                for (file, key, tokens) in &listed {
+                    engine.add_file(*file, key, tokens);
                 }
-                let files = Files::start(store, sender.clone())
+                let files = Files::start(store, listed, sender)
                     .map_err(|source| ThreadError { what: "the disk cache", source })?;
                 Some(files)
             }
             None => None,
         };
         let compiling = HashSet::new();
-        Ok(Self { engine, device, grammars, files, events, sender, compiling })
+        Ok(Self { engine, device, grammars, files, events, compiling })
     }
 
     /// The engine, to submit to and to read from.
@@ -116,12 +103,6 @@ impl Driver {
     #[must_use]
     pub fn view(&self) -> &Engine {
         &self.engine
-    }
-
-    /// Wakes this driver.
-    #[must_use]
-    pub fn waker(&self) -> Waker {
-        Waker(self.sender.clone())
     }
 
     /// Does what can be done now: effects and their results, then one step. If no step can be run but
@@ -146,14 +127,6 @@ impl Driver {
             self.take(event);
         }
         Turn::NoStep
-    }
-
-    /// Waits for the next event: a request from another thread (see [`Waker`]), or the end of something that
-    /// is under way.
-    pub fn sleep(&mut self) {
-        if let Ok(event) = self.events.recv() {
-            self.take(event);
-        }
     }
 
     /// Saves what is worth a file and waits until it is written: before the program ends.
@@ -198,7 +171,6 @@ impl Driver {
 
     fn take(&mut self, event: Event) {
         match event {
-            Event::Wake => {}
             Event::Compiled { id, result } => {
                 self.compiling.remove(&id);
                 self.engine.compiled(id, result);

@@ -66,8 +66,13 @@ pub(crate) fn listed(store: &Store) -> Vec<(FileId, CacheKey, Vec<u32>)> {
 }
 
 impl Files {
-    pub(crate) fn start(store: Store, events: Sender<Event>) -> std::io::Result<Self> {
-        let entries = listed(&store).into_iter();
+    /// Starts the thread; `listed` is what [`listed`] says of the store.
+    pub(crate) fn start(
+        store: Store,
+        listed: Vec<(FileId, CacheKey, Vec<u32>)>,
+        events: Sender<Event>,
+    ) -> std::io::Result<Self> {
+        let entries = listed.into_iter();
         let prefixes = entries.map(|(id, key, tokens)| (Prefix::File(id), (key, tokens))).collect();
         let (jobs, queue) = channel();
         let worker = Worker { store, events };

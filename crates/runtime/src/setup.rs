@@ -5,6 +5,7 @@ use calla_engine::step::Arithmetic;
 use calla_engine::{CutRule, Speculation};
 use calla_model::shape::PAGE_TOKENS;
 use calla_ops::Runner;
+use calla_store::Sizes;
 
 /// Rows of a step that prefill may use. Large enough that each weight is read once for many rows, small
 /// enough that activations stay in cache and a cancel is heard soon.
@@ -37,7 +38,6 @@ pub struct Limits {
 pub fn engine_config(runner: &dyn Runner, rule: CutRule, limits: Limits) -> EngineConfig {
     let cache = runner.cache_size();
     let shape = runner.shape();
-    let depth = if runner.can_draft() { limits.speculation.depth_max() } else { 0 };
     let spare = cache.slots.saturating_sub(limits.running_max);
     EngineConfig {
         cache,
@@ -52,7 +52,17 @@ pub fn engine_config(runner: &dyn Runner, rule: CutRule, limits: Limits) -> Engi
         snapshot_interval: SNAPSHOT_INTERVAL,
         remembered_tokens_max: REMEMBERED_TOKENS_MAX,
         speculation: limits.speculation,
-        checkpoint_slots: (depth * limits.running_max).min(spare),
+        checkpoint_slots: (limits.speculation.depth_max() * limits.running_max).min(spare),
         file_tokens_min: Some(FILE_TOKENS_MIN),
+    }
+}
+
+/// Sizes of the state that a disk cache keeps of a device.
+#[must_use]
+pub fn store_sizes(runner: &dyn Runner) -> Sizes {
+    Sizes {
+        state_bytes: runner.slot_bytes(),
+        page_bytes: runner.page_bytes(),
+        page_tokens: PAGE_TOKENS,
     }
 }

@@ -4,8 +4,8 @@ use calla_cpu::Cpu;
 use calla_engine::{CacheKey, CutRule, Request, Speculation, StateNeeds, Thinking, Usage};
 use calla_grammar::Compiler;
 use calla_ops::{Executor, Runner};
-use calla_runtime::{Driver, Limits, Progress, Session, engine_config};
-use calla_store::{Sizes, Store};
+use calla_runtime::{Driver, Limits, Progress, Session, engine_config, store_sizes};
+use calla_store::Store;
 use calla_text::{ChatTemplate, GenerationDefaults, Message, RenderOptions, Reply, Tokenizer};
 use calla_text::{ReplyAssembler, ReplyForm};
 use calla_weights::Checkpoint;
@@ -171,11 +171,7 @@ impl Demo {
 }
 
 fn store(dir: &Path, digest: &str, runner: &dyn Runner) -> Store {
-    let sizes = Sizes {
-        state_bytes: runner.slot_bytes(),
-        page_bytes: runner.page_bytes(),
-        page_tokens: 64,
-    };
+    let sizes = store_sizes(runner);
     let limits = calla_store::Limits { bytes: 1 << 30, age: Duration::from_secs(3600) };
     let version = format!("{digest} {}", runner.arithmetic());
     Store::open(dir, &version, sizes, limits, SystemTime::now()).unwrap()

@@ -7,8 +7,8 @@ use calla_cpu::Cpu;
 use calla_engine::{CacheKey, CutRule, Miss, Output, Request, Speculation, StateNeeds, Usage};
 use calla_model::Shape;
 use calla_ops::{Executor, Runner};
-use calla_runtime::{Driver, Limits, Turn, engine_config};
-use calla_store::{Sizes, Store};
+use calla_runtime::{Driver, Limits, Turn, engine_config, store_sizes};
+use calla_store::Store;
 use calla_testkit::weights::{Formats, network};
 use std::path::Path;
 use std::time::{Duration, SystemTime};
@@ -47,11 +47,7 @@ fn driver(depth: usize, disk: Option<&Path>) -> Driver {
 }
 
 fn store(dir: &Path, runner: &dyn Runner) -> Store {
-    let sizes = Sizes {
-        state_bytes: runner.slot_bytes(),
-        page_bytes: runner.page_bytes(),
-        page_tokens: 64,
-    };
+    let sizes = store_sizes(runner);
     let limits = calla_store::Limits { bytes: 4 << 30, age: Duration::from_secs(3600) };
     Store::open(dir, &runner.arithmetic(), sizes, limits, SystemTime::now()).unwrap()
 }
