@@ -44,8 +44,10 @@ pub(crate) fn run(args: &GenerateArgs) -> anyhow::Result<()> {
     let cancel = interruptible()?;
     if args.json {
         let outcome = run::run(&mut model, task, &cancel, |_| Ok(()))?;
+        // The reply need not wait for the disk, nor what was computed for the reader of the reply.
+        let printed = output::json(&outcome.to_json());
         model.session.save();
-        output::json(&outcome.to_json())?;
+        printed?;
         return exit_if_interrupted(outcome.end);
     }
     let mut printer = ReplyPrinter::new();
