@@ -78,16 +78,17 @@ impl Shelf {
                     }
                 }
                 Name::Snapshot(key) => match describe(&path, &key, version, sizes) {
-                    Ok(description) => {
-                        let used = metadata.modified().unwrap_or(now);
-                        found.push((key, metadata.len(), used.min(now), description));
+                    Ok((description, pages)) => {
+                        let used = metadata.modified().unwrap_or(now).min(now);
+                        let entry = Entry { key, pages, bytes: metadata.len(), last_use: used };
+                        found.push((entry, description));
                     }
                     Err(ReadError::Damaged(_)) => remove(&path),
                     Err(ReadError::Io(_)) => is_complete = false,
                 },
             }
         }
-        found.sort_by_key(|(key, _, used, _)| (*used, *key));
+        found.sort_by_key(|(entry, _)| (entry.last_use, entry.key));
         let mut shelf = Self {
             dir: dir.to_owned(),
             is_own: sizes.is_some(),
@@ -96,20 +97,17 @@ impl Shelf {
             bytes: 0,
         };
         let mut descriptions = Vec::new();
-        for (key, bytes, last_use, description) in found {
-            let root = key::root(version, &description.owner, &description.name);
-            let page_tokens = description.page_tokens as usize;
-            let (pages, _) = key::prefix(root, &description.tokens, page_tokens);
-            if pages.iter().any(|page| !page_files.contains_key(page)) {
-                remove(&dir.join(key::snapshot_name(&key)));
+        for (entry, description) in found {
+            if entry.pages.iter().any(|page| !page_files.contains_key(page)) {
+                remove(&shelf.snapshot_path(&entry.key));
                 continue;
             }
-            for page in &pages {
+            for page in &entry.pages {
                 if !shelf.hold(page) {
                     shelf.add_page(*page, page_files[page]);
                 }
             }
-            shelf.add(Entry { key, pages, bytes, last_use });
+            shelf.add(entry);
             descriptions.push(description);
         }
         // A snapshot that could not be read this time may be good, and need its pages.
@@ -214,25 +212,26 @@ impl Shelf {
     }
 }
 
-/// Reads a snapshot's description and checks it against its name, the version and the sizes.
+/// Reads a snapshot's description and checks it against its name, the version and the sizes; with the keys of
+/// its full pages.
 fn describe(
     path: &Path,
     key: &Key,
     version: &Key,
     sizes: Option<Sizes>,
-) -> Result<Description, ReadError> {
+) -> Result<(Description, Vec<Key>), ReadError> {
     let damaged = |reason: &str| ReadError::Damaged(reason.into());
     let checked = Checked::open(path, Kind::Snapshot)?;
     let description = Description::parse(&checked.meta)
         .ok_or_else(|| damaged("the description is not of this form"))?;
     let root = key::root(version, &description.owner, &description.name);
     let page_tokens = description.page_tokens as usize;
-    let (_, whole) = key::prefix(root, &description.tokens, page_tokens);
+    let (pages, whole) = key::prefix(root, &description.tokens, page_tokens);
     if description.version != *version || whole != *key {
         return Err(damaged("the name is that of another prefix"));
     }
     if let Some(sizes) = sizes {
         sizes.check(&description, checked.body_len).map_err(ReadError::Damaged)?;
     }
-    Ok(description)
+    Ok((description, pages))
 }
