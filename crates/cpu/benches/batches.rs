@@ -7,15 +7,17 @@
 //! measured positions are zeros: no time depends on them. Without `--bench` (as a test) one round of the demo
 //! runs.
 
+mod bytes_read;
 mod measure;
 
+use bytes_read::bytes_read;
 use calla_cpu::{Cpu, Isa};
 use calla_model::network::CheckpointParts;
 use calla_model::{Network, Shape};
 use calla_ops::{Batch, CacheSize, Span, SpanKind, forward};
 use calla_testkit::weights::{Formats, network};
 use calla_testkit::{Random, places};
-use measure::{Clock, Seconds, bytes_read, distinct_experts, read_bandwidth};
+use measure::{Clock, Seconds, distinct_experts, read_bandwidth};
 use std::hint::black_box;
 
 /// Rows of each kind of step in a round, which every kind of step divides.

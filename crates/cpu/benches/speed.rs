@@ -5,10 +5,13 @@
 //! once at a small size. Each figure is the best of several runs: noise only ever slows down. With one
 //! thread, time is what the kernel says the thread ran for (Linux), so that other programs weigh less.
 
+mod bytes_read;
+
+use bytes_read::bytes_read;
 use calla_cpu::{Cpu, Isa};
 use calla_model::network::CheckpointParts;
 use calla_model::shape::PAGE_TOKENS;
-use calla_model::{AffineFormat, Matrix, Network, Shape};
+use calla_model::{AffineFormat, Network, Shape};
 use calla_ops::runner::HostOps;
 use calla_ops::{Batch, CacheSize, Ops, Rows, Span, SpanKind, forward};
 use calla_testkit::weights::{Formats, Stored, matrix, network};
@@ -93,32 +96,6 @@ fn read_bandwidth() -> f64 {
     (words.len() * 8) as f64 / seconds / 1e9
 }
 
-/// Bytes of the weights that a token reads.
-fn bytes_per_token(shape: &Shape, network: &Network<CheckpointParts>) -> f64 {
-    use calla_model::network::Mixer;
-    let size = |list: &[&Matrix]| list.iter().map(|m| m.size_bytes()).sum::<usize>();
-    let mut bytes = network.output_matrix().size_bytes();
-    for layer in &network.layers {
-        bytes += match &layer.mixer {
-            Mixer::DeltaNet(w) => {
-                size(&[&w.in_proj_qkv, &w.in_proj_z, &w.in_proj_b, &w.in_proj_a, &w.out_proj])
-            }
-            Mixer::Attention(w) => size(&[&w.q_proj, &w.k_proj, &w.v_proj, &w.o_proj]),
-        };
-        let moe = &layer.moe;
-        bytes += size(&[
-            &moe.gate,
-            &moe.shared_expert_gate,
-            &moe.shared_gate_proj,
-            &moe.shared_up_proj,
-            &moe.shared_down_proj,
-        ]);
-        let expert = [&moe.gate_proj, &moe.up_proj, &moe.down_proj].map(|e| e.get(0));
-        bytes += shape.top_k * size(&expert);
-    }
-    bytes as f64
-}
-
 /// Tokens per second after a prompt, and of the prompt itself.
 fn speed(
     name: &str,
@@ -157,7 +134,7 @@ fn speed(
             step(&mut cpu, position, position + 1);
         }
     }) / decode as f64;
-    let bytes = bytes_per_token(shape, network);
+    let bytes = bytes_read(network, shape.top_k as f64);
     println!(
         "{name}, {isa:?}, {threads} thread(s): decode {:.0} tokens/s ({:.1} GB/s of weights), \
          prefill of {prefill} {:.0} tokens/s",
