@@ -163,6 +163,7 @@ pub(crate) fn run(
         min_tokens: task.args.min_tokens as usize,
         stop_ids: model.stop_ids.clone(),
         ignore_eos: task.args.ignore_eos,
+        banned_ids: vec![],
         vocab_used: model.vocab_used,
         top_logprobs: task.logprobs.map(usize::from),
         thinking,

@@ -63,7 +63,8 @@ pub struct EngineConfig {
 /// Something that happened to a request.
 #[derive(Debug, PartialEq)]
 pub enum Output {
-    /// So many prompt tokens are in the state, reused ones included.
+    /// So many prompt tokens are in the state, reused ones included. The first one says that the request has
+    /// its place, and what is reused.
     Prefill {
         /// The request.
         id: RequestId,

@@ -25,6 +25,8 @@ pub struct Request {
     pub stop_ids: Vec<u32>,
     /// Whether stop tokens are never chosen, so that only length, a grammar or the caller ends the reply.
     pub ignore_eos: bool,
+    /// Tokens that are never chosen.
+    pub banned_ids: Vec<u32>,
     /// Ids below this can be chosen; rows of the vocabulary beyond it are padding.
     pub vocab_used: usize,
     /// With each token, its log-probability and those of so many most likely tokens.
@@ -60,6 +62,7 @@ impl Request {
             min_tokens: 0,
             stop_ids: vec![],
             ignore_eos: false,
+            banned_ids: vec![],
             vocab_used: usize::MAX,
             top_logprobs: None,
             thinking: None,

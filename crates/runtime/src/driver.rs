@@ -12,8 +12,13 @@ use calla_engine::{Engine, EngineConfig, Matcher, RequestId, Speculation};
 use calla_ops::Runner;
 use calla_store::Store;
 use std::collections::HashSet;
-use std::sync::mpsc::{Receiver, channel};
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::Instant;
+
+/// Called by the threads when they have something for the driver: for an owner that waits for more than the
+/// driver, and so calls [`Driver::turn`] without waiting in it.
+pub type Notify = Arc<dyn Fn() + Send + Sync>;
 
 /// What threads tell the driver.
 pub(crate) enum Event {
@@ -21,6 +26,22 @@ pub(crate) enum Event {
     Compiled { id: RequestId, result: Result<Box<dyn Matcher>, String> },
     /// Something about files.
     File(FileReply),
+}
+
+/// What the threads send events by.
+#[derive(Clone)]
+pub(crate) struct Events {
+    sender: Sender<Event>,
+    notify: Notify,
+}
+
+impl Events {
+    /// Sends an event; false if the driver is gone.
+    pub(crate) fn send(&self, event: Event) -> bool {
+        let is_sent = self.sender.send(event).is_ok();
+        (self.notify)();
+        is_sent
+    }
 }
 
 /// What a turn came to.
@@ -62,11 +83,26 @@ impl Driver {
     /// If a thread cannot be started.
     pub fn new(
         runner: Box<dyn Runner>,
-        mut config: EngineConfig,
+        config: EngineConfig,
         compile: Compile,
         store: Option<Store>,
     ) -> Result<Self, ThreadError> {
+        Self::with_notify(runner, config, compile, store, Arc::new(|| {}))
+    }
+
+    /// The same; `notify` is called whenever a turn may have something to do that it had not before.
+    ///
+    /// # Errors
+    /// If a thread cannot be started.
+    pub fn with_notify(
+        runner: Box<dyn Runner>,
+        mut config: EngineConfig,
+        compile: Compile,
+        store: Option<Store>,
+        notify: Notify,
+    ) -> Result<Self, ThreadError> {
         let (sender, events) = channel();
+        let sender = Events { sender, notify };
         let device = Device::new(runner);
         if !device.can_draft() {
             config.speculation = Speculation::Off;

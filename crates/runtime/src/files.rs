@@ -1,13 +1,14 @@
 //! The disk cache: saved prefixes, read and written on a thread of its own.
 
 use crate::device::StateBytes;
-use crate::driver::Event;
+use crate::driver::{Event, Events};
 use calla_engine::CacheKey;
 use calla_engine::step::{FileId, Save, Ticket};
 use calla_model::shape::PAGE_TOKENS;
 use calla_store::{Loaded, Put, Store, StoreError, StoredId};
 use std::collections::HashMap;
 use std::sync::mpsc::{Receiver, Sender, channel};
+use std::thread::JoinHandle;
 use std::time::SystemTime;
 
 /// State that waits to be written takes at most so many bytes; what comes on top is not saved.
@@ -42,7 +43,9 @@ pub(crate) enum FileReply {
 
 /// The thread; it ends with this value.
 pub(crate) struct Files {
-    jobs: Sender<FileJob>,
+    /// `None` only while this value is dropped.
+    jobs: Option<Sender<FileJob>>,
+    thread: Option<JoinHandle<()>>,
     /// Jobs that are not answered.
     busy: usize,
     queued_bytes: usize,
@@ -70,14 +73,15 @@ impl Files {
     pub(crate) fn start(
         store: Store,
         listed: Vec<(FileId, CacheKey, Vec<u32>)>,
-        events: Sender<Event>,
+        events: Events,
     ) -> std::io::Result<Self> {
         let entries = listed.into_iter();
         let prefixes = entries.map(|(id, key, tokens)| (Prefix::File(id), (key, tokens))).collect();
         let (jobs, queue) = channel();
         let worker = Worker { store, events };
-        std::thread::Builder::new().name("calla-files".into()).spawn(move || worker.run(queue))?;
-        Ok(Self { jobs, busy: 0, queued_bytes: 0, prefixes })
+        let thread =
+            std::thread::Builder::new().name("calla-files".into()).spawn(|| worker.run(queue))?;
+        Ok(Self { jobs: Some(jobs), thread: Some(thread), busy: 0, queued_bytes: 0, prefixes })
     }
 
     pub(crate) fn is_busy(&self) -> bool {
@@ -115,7 +119,8 @@ impl Files {
         }
         self.busy += 1;
         // The thread answers every job and ends only after this value.
-        self.jobs.send(job).expect("the thread of the disk cache runs");
+        let jobs = self.jobs.as_ref().expect("taken by `drop` only");
+        jobs.send(job).expect("the thread of the disk cache runs");
     }
 
     /// Keeps the books when the thread has answered.
@@ -139,9 +144,20 @@ impl Files {
     }
 }
 
+impl Drop for Files {
+    /// Waits for the thread, so that the folder can be opened again at once.
+    fn drop(&mut self) {
+        self.jobs = None;
+        if let Some(thread) = self.thread.take() {
+            // It panicked: told already, and nothing is left to wait for.
+            let _ = thread.join();
+        }
+    }
+}
+
 struct Worker {
     store: Store,
-    events: Sender<Event>,
+    events: Events,
 }
 
 impl Worker {
@@ -163,7 +179,7 @@ impl Worker {
 
     fn tell(&self, reply: FileReply) {
         // A driver that is gone wants no reply.
-        let _ = self.events.send(Event::File(reply));
+        self.events.send(Event::File(reply));
     }
 
     fn save(&mut self, save: &Save, first_page: usize, state: StateBytes) -> FileReply {

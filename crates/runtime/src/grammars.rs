@@ -1,6 +1,6 @@
 //! Compilation of grammars on a thread of its own.
 
-use crate::driver::Event;
+use crate::driver::{Event, Events};
 use calla_engine::{Grammar, Matcher, RequestId};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::mpsc::{Sender, channel};
@@ -14,14 +14,14 @@ pub(crate) struct Grammars {
 }
 
 impl Grammars {
-    pub(crate) fn start(mut compile: Compile, events: Sender<Event>) -> std::io::Result<Self> {
+    pub(crate) fn start(mut compile: Compile, events: Events) -> std::io::Result<Self> {
         let (jobs, queue) = channel::<(RequestId, Grammar)>();
         std::thread::Builder::new().name("calla-grammar".into()).spawn(move || {
             for (id, grammar) in queue {
                 // A panic is a bug of the compiler, but one request's: the thread goes on for others.
                 let result = catch_unwind(AssertUnwindSafe(|| compile(&grammar)))
                     .unwrap_or_else(|_| Err("the grammar brought its compiler down".to_owned()));
-                if events.send(Event::Compiled { id, result }).is_err() {
+                if !events.send(Event::Compiled { id, result }) {
                     return;
                 }
             }

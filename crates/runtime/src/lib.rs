@@ -11,7 +11,7 @@ mod grammars;
 mod session;
 mod setup;
 
-pub use driver::{Driver, ThreadError, Turn};
+pub use driver::{Driver, Notify, ThreadError, Turn};
 pub use grammars::Compile;
 pub use session::{Generation, Progress, Session, SessionError};
 pub use setup::{Limits, engine_config, store_sizes};

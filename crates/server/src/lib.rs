@@ -3,9 +3,17 @@
 //! What this crate never does: it loads no weights and names no backend (it is given a function that does),
 //! and it opens no connection of its own.
 
+mod app;
 mod dialect;
+mod engine_status;
+mod engine_thread;
 mod error;
+mod generate;
 mod http;
+mod metrics;
+mod model;
 
 pub use dialect::Dialect;
+pub use engine_thread::{LoadedModel, Loader};
 pub use error::{ApiError, ErrorKind};
+pub use model::{Model, ModelError, ModelParts};

@@ -130,6 +130,14 @@ impl Tokenizer {
         String::from_utf8_lossy(&bytes).into_owned()
     }
 
+    /// The bytes that the token stands for; none for an id outside the vocabulary. They may begin or end
+    /// inside a scalar.
+    pub fn token_bytes(&self, id: u32) -> Vec<u8> {
+        let mut bytes = Vec::new();
+        self.push_token_bytes(id, &mut bytes);
+        bytes
+    }
+
     /// Appends the bytes that the token stands for; nothing for an id outside the vocabulary.
     pub(crate) fn push_token_bytes(&self, id: u32, bytes: &mut Vec<u8>) {
         let Some(token) = self.inner.hf.id_to_token(id) else { return };

@@ -1,6 +1,6 @@
 //! Admission: a waiting request gets its place and its state.
 
-use super::{Engine, Failure};
+use super::{Engine, Failure, Output};
 use crate::cuts::Cut;
 use crate::prefix_cache::{Lookup, Saved};
 use crate::request::FinishReason;
@@ -81,6 +81,8 @@ impl Engine {
         );
         sequence.cuts = cuts.into();
         self.counts.reused_tokens += state.done as u64;
+        let (id, total) = (sequence.id, sequence.prompt_len());
+        self.outputs.push_back(Output::Prefill { id, done: state.done, total });
         sequence.state = State::Here(state);
     }
 

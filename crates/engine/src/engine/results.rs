@@ -189,8 +189,11 @@ impl Engine {
             _ => None,
         };
         let no_stop = request.ignore_eos || sequence.generated() < request.min_tokens;
-        let banned = if no_stop { request.stop_ids.as_slice() } else { &[] };
-        let allowed = Allowed { mask, banned };
+        let mut banned = request.banned_ids.clone();
+        if no_stop {
+            banned.extend(&request.stop_ids);
+        }
+        let allowed = Allowed { mask, banned: &banned };
         let (used, sampling) = (request.vocab_used, &request.sampling);
         let token = match choose(logits, used, sampling, &sequence.history, allowed) {
             Ok(token) => token,

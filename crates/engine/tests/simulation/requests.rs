@@ -1,7 +1,7 @@
 //! Random requests with every parameter that the engine knows, and grammars that the toy compiles.
 
 use crate::random::Random;
-use crate::toy::{STOP, THINK_END, VOCAB, mix};
+use crate::toy::{BANNED, STOP, THINK_END, VOCAB, mix};
 use calla_engine::structure::{Grammar, MatchError, Matcher};
 use calla_engine::{CacheKey, Request, Sampling, Thinking};
 use calla_ops::TokenMask;
@@ -27,6 +27,7 @@ pub(crate) fn request(random: &mut Random, prompt: Vec<u32>) -> Request {
         min_tokens: if random.one_in(4) { random.below(20) } else { 0 },
         stop_ids: vec![STOP],
         ignore_eos: random.one_in(8),
+        banned_ids: if random.one_in(8) { vec![BANNED] } else { vec![] },
         vocab_used: VOCAB - 3,
         top_logprobs: random.one_in(4).then(|| random.below(4)),
         thinking,

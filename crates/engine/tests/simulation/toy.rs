@@ -15,6 +15,8 @@ pub(crate) const VOCAB: usize = 48;
 pub(crate) const MARKERS: [u32; 2] = [0, 1];
 /// Token 2 ends a reply.
 pub(crate) const STOP: u32 = 2;
+/// A token that some requests ban.
+pub(crate) const BANNED: u32 = 11;
 /// Token 3 ends thinking.
 pub(crate) const THINK_END: u32 = 3;
 

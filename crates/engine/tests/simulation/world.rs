@@ -300,6 +300,7 @@ impl World {
                 }
                 Output::Token { id, token, logprobs } => {
                     let live = self.live.get_mut(&id).expect("a live request");
+                    assert!(!live.request.banned_ids.contains(&token), "{token} is banned");
                     live.reply.push(token);
                     live.logprobs.push(logprobs);
                 }

@@ -1,0 +1,168 @@
+//! One of the replies to a prompt: tokens in, what a client is told out.
+
+use super::content_logprobs::{ContentLogprob, ContentLogprobs};
+use calla_engine::{FinishReason, Usage};
+use calla_ops::sample::TokenLogprobs;
+use calla_text::{Event, FinishedReply, Reply, ReplyAssembler, Tokenizer};
+use std::time::Instant;
+use uuid::Uuid;
+
+/// Why a reply ended, as clients are told.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum End {
+    /// It is complete.
+    Stop,
+    /// This stop string came.
+    StopString(String),
+    /// `max_tokens`, or the context is full.
+    Length,
+    /// It calls tools.
+    ToolCalls,
+}
+
+/// What a piece of a reply adds.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) enum Delta {
+    /// More thinking.
+    Reasoning(String),
+    /// More of the answer, and the tokens that it completes if log-probabilities were asked for.
+    Content(String, Vec<ContentLogprob>),
+    /// A call begins.
+    CallStart { index: usize, id: String, name: String },
+    /// More of the JSON of its arguments.
+    CallArguments { index: usize, json: String },
+    /// The call is complete.
+    CallEnd { index: usize },
+}
+
+/// A reply that has ended.
+#[derive(Clone, Debug)]
+pub(crate) struct Ended {
+    pub(crate) end: End,
+    /// All of it.
+    pub(crate) reply: Reply,
+    /// Ids of its calls, as in [`Delta::CallStart`].
+    pub(crate) call_ids: Vec<String>,
+    pub(crate) logprobs: Option<Vec<ContentLogprob>>,
+    pub(crate) usage: Usage,
+    pub(crate) reasoning_tokens: usize,
+    /// When its first token came, and its last.
+    pub(crate) tokens_at: Option<(Instant, Instant)>,
+}
+
+/// A reply under way.
+pub(crate) struct Choice {
+    assembler: ReplyAssembler,
+    logprobs: Option<ContentLogprobs>,
+    /// All that were given out.
+    given: Vec<ContentLogprob>,
+    call_ids: Vec<String>,
+    one_call: bool,
+    /// Set once a stop string or the one call has ended it before the engine did.
+    is_complete: bool,
+    tokens_at: Option<(Instant, Instant)>,
+}
+
+impl Choice {
+    pub(crate) fn new(assembler: ReplyAssembler, one_call: bool, wants_logprobs: bool) -> Self {
+        Self {
+            assembler,
+            logprobs: wants_logprobs.then(ContentLogprobs::default),
+            given: vec![],
+            call_ids: vec![],
+            one_call,
+            is_complete: false,
+            tokens_at: None,
+        }
+    }
+
+    /// Takes a token. Nothing is added once the reply is complete.
+    pub(crate) fn push(
+        &mut self,
+        tokenizer: &Tokenizer,
+        id: u32,
+        logprobs: Option<TokenLogprobs>,
+        at: Instant,
+    ) -> Vec<Delta> {
+        if self.is_complete {
+            return vec![];
+        }
+        self.tokens_at = Some((self.tokens_at.map_or(at, |(first, _)| first), at));
+        if let Some(list) = &mut self.logprobs {
+            list.push(tokenizer, id, logprobs);
+        }
+        let events = self.assembler.push(id);
+        let deltas = self.deltas(events);
+        self.is_complete |= self.assembler.stopped().is_some();
+        deltas
+    }
+
+    /// Whether nothing more is wanted of the engine.
+    pub(crate) fn is_complete(&self) -> bool {
+        self.is_complete
+    }
+
+    /// The end: what had been held back, and the whole.
+    pub(crate) fn finish(
+        mut self,
+        reason: FinishReason,
+        usage: Usage,
+        stops: &[String],
+    ) -> (Vec<Delta>, Ended) {
+        let call_complete = self.one_call && self.is_complete;
+        let FinishedReply { events, reply, stopped, reasoning_tokens, .. } =
+            self.assembler.clone().finish();
+        // What follows the one call is not wanted.
+        let mut deltas = if call_complete { vec![] } else { self.deltas(events) };
+        if let Some(last) = self.logprobs.as_mut().and_then(ContentLogprobs::finish) {
+            self.given.push(last.clone());
+            match deltas.iter_mut().rev().find(|delta| matches!(delta, Delta::Content(..))) {
+                Some(Delta::Content(_, logprobs)) => logprobs.push(last),
+                _ => deltas.push(Delta::Content(String::new(), vec![last])),
+            }
+        }
+        let end = match (stopped, reason) {
+            (Some(index), _) => End::StopString(stops.get(index).cloned().unwrap_or_default()),
+            _ if !self.is_complete
+                && matches!(reason, FinishReason::Length | FinishReason::ContextFull) =>
+            {
+                End::Length
+            }
+            _ if reply.tool_calls.is_empty() => End::Stop,
+            _ => End::ToolCalls,
+        };
+        let logprobs = self.logprobs.is_some().then_some(self.given);
+        let (call_ids, tokens_at) = (self.call_ids, self.tokens_at);
+        (deltas, Ended { end, reply, call_ids, logprobs, usage, reasoning_tokens, tokens_at })
+    }
+
+    fn deltas(&mut self, events: Vec<Event>) -> Vec<Delta> {
+        let mut deltas = Vec::with_capacity(events.len());
+        for event in events {
+            deltas.push(match event {
+                Event::Reasoning(text) => Delta::Reasoning(text),
+                Event::Content(text) => {
+                    let logprobs = self.logprobs.as_mut().map(|list| list.content(&text));
+                    let logprobs = logprobs.unwrap_or_default();
+                    self.given.extend_from_slice(&logprobs);
+                    Delta::Content(text, logprobs)
+                }
+                Event::ToolCallStart { index, name } => {
+                    let id = format!("call_{}", Uuid::new_v4().simple());
+                    self.call_ids.push(id.clone());
+                    Delta::CallStart { index, id, name }
+                }
+                Event::ToolCallArguments { index, json } => Delta::CallArguments { index, json },
+                Event::ToolCallEnd { index, .. } => {
+                    deltas.push(Delta::CallEnd { index });
+                    if self.one_call {
+                        self.is_complete = true;
+                        return deltas;
+                    }
+                    continue;
+                }
+            });
+        }
+        deltas
+    }
+}
