@@ -1,4 +1,4 @@
-//! Chat messages as clients send them, and the repairs that some of their orders need.
+//! Chat messages as clients send them.
 
 use serde::de::Error as _;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
@@ -10,7 +10,7 @@ use serde_json::{Map, Value, json};
 pub enum Role {
     /// Instructions.
     System,
-    /// Instructions under their newer name; the family's templates refuse it, see [`normalise`].
+    /// Instructions under their newer name; the family's templates refuse it, see [`normalise`](crate::normalise()).
     Developer,
     /// The person.
     User,
@@ -258,94 +258,6 @@ impl Message {
             name: None,
         }
     }
-
-    fn is_instruction(&self) -> bool {
-        matches!(self.role, Role::System | Role::Developer)
-    }
-
-    /// A user turn that is more than a tool result in disguise, as the family's templates judge it.
-    fn is_real_user(&self) -> bool {
-        if self.role != Role::User {
-            return false;
-        }
-        let text = self.content.text();
-        let text = text.trim();
-        !(text.starts_with("<tool_response>") && text.ends_with("</tool_response>"))
-    }
-}
-
-/// Rearranges messages that the family's templates would refuse; leaves all others as they are.
-///
-/// * Leading system and developer messages become one system message, joined by an empty line.
-/// * A later one is folded, in place, into a neighbouring user message: the one before it, else the
-///   one after it, else it becomes a user message itself. It is not moved to the front: that would
-///   change the beginning of the prompt and lose every cached prefix.
-/// * If no real user message is there at all, an empty one is put after the instructions.
-pub fn normalise(messages: &[Message]) -> Vec<Message> {
-    let leading = messages.iter().take_while(|message| message.is_instruction()).count();
-    let mut out: Vec<Message> = Vec::with_capacity(messages.len() + 1);
-    match &messages[..leading] {
-        [] => {}
-        [only] if only.role == Role::System => out.push(only.clone()),
-        several => out.push(Message {
-            content: join(several.iter().map(|message| &message.content)),
-            ..Message::new(Role::System, "")
-        }),
-    }
-    // Instructions that wait for the user message behind them.
-    let mut waiting: Vec<&Content> = Vec::new();
-    let flush = |waiting: &mut Vec<&Content>, out: &mut Vec<Message>| {
-        if !waiting.is_empty() {
-            let content = join(waiting.drain(..));
-            out.push(Message { content, ..Message::new(Role::User, "") });
-        }
-    };
-    for message in &messages[leading..] {
-        match message.role {
-            Role::System | Role::Developer => match out.last_mut() {
-                Some(last) if last.role == Role::User && waiting.is_empty() => {
-                    last.content = join([&last.content, &message.content].into_iter());
-                }
-                _ => waiting.push(&message.content),
-            },
-            Role::User if !waiting.is_empty() => {
-                let content = join(waiting.drain(..).chain([&message.content]));
-                out.push(Message { content, ..message.clone() });
-            }
-            _ => {
-                flush(&mut waiting, &mut out);
-                out.push(message.clone());
-            }
-        }
-    }
-    flush(&mut waiting, &mut out);
-    if !out.iter().any(Message::is_real_user) {
-        let place = usize::from(leading > 0);
-        out.insert(place, Message::new(Role::User, ""));
-    }
-    out
-}
-
-/// Contents joined by an empty line. Parts that are not text are kept, so that rendering refuses them.
-fn join<'a>(contents: impl Iterator<Item = &'a Content>) -> Content {
-    let mut parts: Vec<Part> = Vec::new();
-    for content in contents {
-        let more = match content {
-            Content::Null => continue,
-            Content::Text(text) if text.is_empty() => continue,
-            Content::Text(text) => vec![Part::Text(text.clone())],
-            Content::Parts(parts) => parts.clone(),
-        };
-        if !parts.is_empty() && !more.is_empty() {
-            parts.push(Part::Text("\n\n".into()));
-        }
-        parts.extend(more);
-    }
-    if parts.iter().all(|part| matches!(part, Part::Text(_))) {
-        Content::Text(Content::Parts(parts).text())
-    } else {
-        Content::Parts(parts)
-    }
 }
 
 #[cfg(test)]
@@ -354,11 +266,6 @@ mod tests {
 
     fn parse(json: &str) -> Result<Vec<Message>, serde_json::Error> {
         serde_json::from_str(json)
-    }
-
-    /// Role initials and text of each message.
-    fn sketch(messages: &[Message]) -> Vec<String> {
-        messages.iter().map(|m| format!("{}:{}", &m.role.as_str()[..1], m.content.text())).collect()
     }
 
     #[test]
@@ -415,30 +322,5 @@ mod tests {
             let message = parse(json).unwrap_err().to_string();
             assert!(message.contains(words), "{json}: {message}");
         }
-    }
-
-    #[test]
-    fn normalise_repairs_orders_that_templates_refuse() {
-        type Turns = &'static [(Role, &'static str)];
-        #[rustfmt::skip]
-        let cases: [(Turns, &[&str]); 9] = [
-            (&[(Role::User, "u")], &["u:u"]),
-            (&[(Role::System, "s"), (Role::User, "u")], &["s:s", "u:u"]),
-            (&[(Role::Developer, "d"), (Role::User, "u")], &["s:d", "u:u"]),
-            (&[(Role::System, "s"), (Role::Developer, "d"), (Role::User, "u")], &["s:s\n\nd", "u:u"]),
-            (&[(Role::User, "u"), (Role::System, "s"), (Role::Assistant, "a")], &["u:u\n\ns", "a:a"]),
-            (&[(Role::User, "u"), (Role::Assistant, "a"), (Role::System, "s"), (Role::System, "t"), (Role::User, "v")],
-             &["u:u", "a:a", "u:s\n\nt\n\nv"]),
-            (&[(Role::User, "u"), (Role::Assistant, "a"), (Role::Developer, "d")], &["u:u", "a:a", "u:d"]),
-            (&[(Role::System, "s")], &["s:s", "u:"]),
-            (&[(Role::System, "s"), (Role::User, " <tool_response>r</tool_response>\n")],
-             &["s:s", "u:", "u: <tool_response>r</tool_response>\n"]),
-        ];
-        for (before, after) in cases {
-            let messages: Vec<Message> =
-                before.iter().map(|(role, text)| Message::new(*role, *text)).collect();
-            assert_eq!(sketch(&normalise(&messages)), after);
-        }
-        assert_eq!(sketch(&normalise(&[])), ["u:"]);
     }
 }
