@@ -1,6 +1,7 @@
 //! The flag table: `--help`, the parser, the man page and the shell completions all follow from it.
 
 use crate::engine_args::{EngineArgs, StructureArgs};
+use crate::serve_args::{SERVE_ABOUT, SERVE_EXAMPLES, ServeArgs};
 use clap::builder::styling::{AnsiColor, Styles};
 use clap::{ArgAction, Args, Parser, Subcommand, ValueEnum, ValueHint};
 use std::path::PathBuf;
@@ -80,7 +81,7 @@ pub(crate) enum Color {
 }
 
 /// Which model, where to run it, and how much it may hold.
-#[derive(Debug, Args)]
+#[derive(Args, Clone, Debug)]
 #[command(next_help_heading = "Model options")]
 pub(crate) struct ModelArgs {
     /// Directory of the checkpoint
@@ -103,8 +104,8 @@ pub(crate) struct ModelArgs {
 
     /// Tokens that prompt and reply together may have
     ///
-    /// State for so many tokens is set aside at the start. Without it: 16384, or less where the model or
-    /// the machine's memory allows less.
+    /// State for so many tokens is set aside at the start. Without it: 16384 (a server: 65536), or less where
+    /// the model or the machine's memory allows less.
     #[arg(long, value_name = "TOKENS", allow_negative_numbers = true,
           value_parser = clap::value_parser!(u32).range(2..))]
     pub(crate) ctx: Option<u32>,
@@ -245,6 +246,9 @@ pub(crate) enum Command {
     /// Answer one prompt
     #[command(after_long_help = GENERATE_EXAMPLES, long_about = GENERATE_ABOUT)]
     Generate(GenerateArgs),
+    /// Serve the model to programs and to a browser
+    #[command(after_long_help = SERVE_EXAMPLES, long_about = SERVE_ABOUT)]
+    Serve(ServeArgs),
     /// Describe a checkpoint, and say whether this machine can hold it
     #[command(after_long_help = INFO_EXAMPLES, long_about = INFO_ABOUT)]
     Info(InfoArgs),

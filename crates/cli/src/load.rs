@@ -13,7 +13,8 @@ use calla_model::network::CheckpointParts;
 use calla_model::{Config, Network, Shape};
 use calla_ops::runner::HostOps;
 use calla_ops::{CacheSize, Executor, Reference, Runner};
-use calla_runtime::{Driver, Limits, Session, engine_config, store_sizes};
+use calla_runtime::{Driver, Limits, Notify, Session, engine_config, store_sizes};
+use calla_server::{LoadedModel, Loader, ModelParts};
 use calla_store::Store;
 use calla_text::{ChatTemplate, GenerationDefaults, Tokenizer};
 use calla_weights::inspect::{Inspection, Part};
@@ -23,6 +24,8 @@ use std::time::{Duration, SystemTime};
 
 /// Context without `--ctx`, where the model and the machine allow it.
 const CONTEXT_DEFAULT: usize = 16_384;
+/// The same for a server: agents begin with prompts of tens of thousands of tokens.
+const CONTEXT_SERVER: usize = 65_536;
 /// A default context below this would only puzzle: rather refuse.
 const CONTEXT_DEFAULT_MIN: usize = 2_048;
 /// Saved prefixes that were not used for so long are removed.
@@ -66,10 +69,10 @@ impl Model {
         check_device(args.device)?;
         let machine = this_machine()?;
         discover::first_that_loads(args.model.as_deref(), |candidate, _| {
-            let opened = Opened::new(candidate, args.context(), engine.speculate, &machine)?;
+            let needs = Needs { context: args.context(), ..Needs::one(engine.speculate) };
+            let opened = Opened::new(candidate, needs, &machine)?;
             let text = opened.text()?;
-            let budget = u64::from(engine.cache_memory) * 1_000_000;
-            Self::new(opened.load(args, budget, &machine)?, text, engine)
+            Self::new(opened.load(args, cache_budget(engine), &machine)?, text, engine)
         })
     }
 
@@ -79,9 +82,7 @@ impl Model {
         let TextSide { tokenizer, .. } = text;
         let defaults = GenerationDefaults::load(&dir)?;
         let ids = tokenizer.vocab_size();
-        let mut stop_ids = tokenizer.eos_ids(&config.eos_token_ids, &defaults);
-        // A model that opens a turn has ended its own, even if it forgot to say so.
-        stop_ids.extend(tokenizer.token_id("<|im_start|>"));
+        let stop_ids = stop_ids(&tokenizer, &config, &defaults);
         let limits = Limits {
             context,
             running_max: 1,
@@ -124,6 +125,118 @@ impl Model {
     }
 }
 
+/// Tokens that end a reply.
+fn stop_ids(tokenizer: &Tokenizer, config: &Config, defaults: &GenerationDefaults) -> Vec<u32> {
+    let mut ids = tokenizer.eos_ids(&config.eos_token_ids, defaults);
+    // A model that opens a turn has ended its own, even if it forgot to say so.
+    ids.extend(tokenizer.token_id("<|im_start|>"));
+    ids
+}
+
+/// What a server may run at once.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ServeLimits {
+    /// Requests that run at once.
+    pub(crate) parallel: usize,
+    /// Requests that may wait.
+    pub(crate) queue: usize,
+}
+
+/// The text side of the model that the flags name, or of the best that is found, as far as headers can tell.
+pub(crate) fn for_server(
+    args: &ModelArgs,
+    engine: &EngineArgs,
+    limits: ServeLimits,
+) -> anyhow::Result<(Candidate, ModelParts)> {
+    check_device(args.device)?;
+    let machine = this_machine()?;
+    discover::first_that_loads(args.model.as_deref(), |candidate, _| {
+        let opened = Opened::new(candidate, server_needs(args, engine, limits), &machine)?;
+        let TextSide { dir, tokenizer } = opened.text()?;
+        let defaults = GenerationDefaults::load(&dir)?;
+        let parts = ModelParts {
+            name: name_of(&dir, candidate.why),
+            template: ChatTemplate::load(&dir)?,
+            stop_ids: stop_ids(&tokenizer, opened.checkpoint.config(), &defaults),
+            vocab_used: tokenizer.vocab_size(),
+            context: opened.needs.context,
+            preserve_thinking: None,
+            tokenizer,
+            defaults,
+        };
+        Ok((candidate.clone(), parts))
+    })
+}
+
+/// What loads the weights for a server, as often as it is called.
+pub(crate) fn server_loader(
+    args: ModelArgs,
+    engine: EngineArgs,
+    limits: ServeLimits,
+    candidate: Candidate,
+    model: calla_server::Model,
+) -> Loader {
+    Box::new(move |notify| {
+        let loaded = load_for_server(&args, &engine, limits, &candidate, &model, notify);
+        loaded.map_err(|error| output::chain(&error))
+    })
+}
+
+fn load_for_server(
+    args: &ModelArgs,
+    engine: &EngineArgs,
+    limits: ServeLimits,
+    candidate: &Candidate,
+    model: &calla_server::Model,
+    notify: Notify,
+) -> anyhow::Result<LoadedModel> {
+    let machine = this_machine()?;
+    // The context was promised when the server started; a later load may not shorten it.
+    let context = Some(model.parts().context);
+    let needs = Needs { context, ..server_needs(args, engine, limits) };
+    let opened = Opened::new(candidate, needs, &machine)?;
+    let loaded = opened.load(args, cache_budget(engine), &machine)?;
+    let store = engine.disk_cache.as_deref().and_then(|dir| open_store(dir, &loaded, engine));
+    let setup = Limits {
+        context: loaded.context,
+        running_max: limits.parallel,
+        queue_max: limits.queue,
+        speculation: engine.speculate,
+        fast_cache: engine.fast_cache,
+    };
+    let rule = cut_rule(&model.parts().tokenizer);
+    let config = engine_config(loaded.runner.as_ref(), rule, setup);
+    let driver = Driver::with_notify(loaded.runner, config, model.compile(), store, notify)?;
+    Ok(LoadedModel { driver, device: loaded.device })
+}
+
+fn server_needs(args: &ModelArgs, engine: &EngineArgs, limits: ServeLimits) -> Needs {
+    Needs {
+        context: args.context(),
+        usual: CONTEXT_SERVER,
+        sequences: limits.parallel,
+        speculation: engine.speculate,
+    }
+}
+
+fn cache_budget(engine: &EngineArgs) -> u64 {
+    u64::from(engine.cache_memory) * 1_000_000
+}
+
+/// The name that clients see: that of the folder, or of the repository where the folder is a revision in
+/// Hugging Face's cache.
+fn name_of(dir: &Path, why: Why) -> String {
+    if why == Why::Demo {
+        return "calla-demo".to_owned();
+    }
+    let dir = dir.canonicalize().unwrap_or_else(|_| dir.to_owned());
+    let words = |part: &std::ffi::OsStr| part.to_string_lossy().into_owned();
+    let hub = dir.iter().find_map(|part| words(part).strip_prefix("models--").map(str::to_owned));
+    let name = hub.and_then(|name| name.rsplit("--").next().map(str::to_owned));
+    let name = name.or_else(|| dir.file_name().map(words)).unwrap_or_default();
+    if name == "demo" { "calla-demo".to_owned() } else { name }
+}
+
 /// Prompts are cut, and may be taken up again, where a turn or the result of a tool begins.
 fn cut_rule(tokenizer: &Tokenizer) -> CutRule {
     let markers = ["<|im_start|>", "<tool_response>"];
@@ -136,7 +249,8 @@ pub(crate) fn load(args: &ModelArgs, context: Option<usize>) -> anyhow::Result<L
     let machine = this_machine()?;
     let context = args.context().or(context);
     discover::first_that_loads(args.model.as_deref(), |candidate, _| {
-        Opened::new(candidate, context, Speculation::Off, &machine)?.load(args, 0, &machine)
+        let needs = Needs { context, ..Needs::one(Speculation::Off) };
+        Opened::new(candidate, needs, &machine)?.load(args, 0, &machine)
     })
 }
 
@@ -155,7 +269,7 @@ impl TextSide {
                 let dir = candidate.dir.clone();
                 return Ok(Self { tokenizer: Tokenizer::load(&dir)?, dir });
             }
-            Opened::new(candidate, None, Speculation::Off, &this_machine()?)?.text()
+            Opened::new(candidate, Needs::one(Speculation::Off), &this_machine()?)?.text()
         })
     }
 }
@@ -181,26 +295,40 @@ struct Opened<'a> {
     is_short: bool,
 }
 
+/// What is wanted of a model's state.
+#[derive(Clone, Copy)]
+struct Needs {
+    /// Tokens that one sequence must hold; `None` is `usual`, or less where less fits.
+    context: Option<usize>,
+    usual: usize,
+    /// Sequences that run at once. They share KV pages for the context, and what the cache can spare.
+    sequences: usize,
+    speculation: Speculation,
+}
+
+impl Needs {
+    /// One sequence of the usual length.
+    fn one(speculation: Speculation) -> Self {
+        Self { context: None, usual: CONTEXT_DEFAULT, sequences: 1, speculation }
+    }
+}
+
 impl<'a> Opened<'a> {
-    fn new(
-        candidate: &'a Candidate,
-        wanted: Option<usize>,
-        speculation: Speculation,
-        machine: &Machine,
-    ) -> anyhow::Result<Self> {
+    fn new(candidate: &'a Candidate, wanted: Needs, machine: &Machine) -> anyhow::Result<Self> {
         let checkpoint = Checkpoint::open(&candidate.dir)?;
         let shape = &checkpoint.config().shape;
         let weights = text_bytes(&inspect(&checkpoint)?);
-        let depth = if shape.mtp_layers > 0 { speculation.depth_max() } else { 0 };
+        let depth = if shape.mtp_layers > 0 { wanted.speculation.depth_max() } else { 0 };
         let needs = StateNeeds {
-            checkpoint_slots: depth,
+            sequences: wanted.sequences,
+            checkpoint_slots: depth * wanted.sequences,
             drafting: depth > 0,
             ..StateNeeds::one_sequence(0, ELEMENT_BYTES)
         };
-        let needs = plan(shape, weights, wanted, needs, machine)
+        let usual = wanted.usual.min(shape.max_positions);
+        let needs = plan(shape, weights, wanted.context, usual, needs, machine)
             .map_err(|refusal| with_alternative(refusal, candidate))?;
-        let usual = CONTEXT_DEFAULT.min(shape.max_positions);
-        let is_short = wanted.is_none() && needs.context < usual;
+        let is_short = wanted.context.is_none() && needs.context < usual;
         Ok(Self { candidate, checkpoint, weights, needs, is_short })
     }
 
@@ -255,12 +383,13 @@ pub(crate) fn text_bytes(inspection: &Inspection) -> u64 {
     inspection.tensors.iter().filter(|t| t.part != Part::Vision).map(|t| t.bytes).sum()
 }
 
-/// The state to set aside: `needs` with the context that was wanted or else fits, or the refusal. Nothing of
-/// the weights is read.
+/// The state to set aside: `needs` with the context that was wanted, or the usual one or what of it fits, or
+/// the refusal. Nothing of the weights is read.
 fn plan(
     shape: &Shape,
     weights: u64,
     wanted: Option<usize>,
+    usual: usize,
     needs: StateNeeds,
     machine: &Machine,
 ) -> anyhow::Result<StateNeeds> {
@@ -275,12 +404,11 @@ fn plan(
         ),
         Some(context) => Ok(check(context)?),
         None => {
-            let default = CONTEXT_DEFAULT.min(shape.max_positions);
             let longest = MemoryPlan::longest_context(shape, weights, &needs, machine);
-            if longest < CONTEXT_DEFAULT_MIN.min(default) {
-                return Ok(check(CONTEXT_DEFAULT_MIN.min(default))?);
+            if longest < CONTEXT_DEFAULT_MIN.min(usual) {
+                return Ok(check(CONTEXT_DEFAULT_MIN.min(usual))?);
             }
-            Ok(StateNeeds { context: default.min(longest), ..needs })
+            Ok(StateNeeds { context: usual.min(longest), ..needs })
         }
     }
 }
@@ -351,7 +479,8 @@ mod tests {
     /// The context that is planned for.
     fn context(wanted: Option<usize>, machine: &Machine) -> anyhow::Result<usize> {
         let needs = StateNeeds::one_sequence(0, ELEMENT_BYTES);
-        Ok(plan(&Shape::full(40), 19_508_787_456, wanted, needs, machine)?.context)
+        let (shape, weights) = (Shape::full(40), 19_508_787_456);
+        Ok(plan(&shape, weights, wanted, CONTEXT_DEFAULT, needs, machine)?.context)
     }
 
     #[test]

@@ -21,6 +21,8 @@ mod prefill_line;
 mod reply_printer;
 mod run;
 mod sampling;
+mod serve;
+mod serve_args;
 mod synth;
 mod text_tools;
 
@@ -48,6 +50,7 @@ fn dispatch(command: Command) -> anyhow::Result<()> {
     match command {
         Command::Chat(args) => chat::run(&args),
         Command::Generate(args) => generate::run(&args),
+        Command::Serve(args) => serve::run(args),
         Command::Info(args) => info::run(&args),
         Command::Eval(args) => eval::run(&args),
         Command::Synth(args) => synth::run(&args),

@@ -5,7 +5,9 @@ use axum::Json;
 use axum::http::HeaderValue;
 use axum::http::header::RETRY_AFTER;
 use axum::response::{IntoResponse, Response};
+use serde::Serialize;
 use serde_json::{Value, json};
+use utoipa::ToSchema;
 
 /// The API that a request speaks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -28,12 +30,14 @@ impl Dialect {
     #[must_use]
     pub fn error_body(self, error: &ApiError) -> Value {
         match self {
-            Self::OpenAi => json!({"error": {
-                "message": error.message,
-                "type": openai_type(error.kind),
-                "param": error.param,
-                "code": error.code,
-            }}),
+            Self::OpenAi => json!(ErrorBody {
+                error: ErrorDetails {
+                    message: error.message.clone(),
+                    kind: openai_type(error.kind),
+                    param: error.param.clone(),
+                    code: error.code,
+                }
+            }),
             Self::Anthropic => json!({"type": "error", "error": {
                 "type": anthropic_type(error.kind),
                 "message": error.message,
@@ -50,6 +54,24 @@ impl Dialect {
         }
         response
     }
+}
+
+/// The body of an error of OpenAI's API.
+#[derive(Serialize, ToSchema)]
+pub(crate) struct ErrorBody {
+    error: ErrorDetails,
+}
+
+/// What went wrong.
+#[derive(Serialize, ToSchema)]
+pub(crate) struct ErrorDetails {
+    message: String,
+    #[serde(rename = "type")]
+    kind: &'static str,
+    /// The field that is at fault.
+    param: Option<String>,
+    /// A word for programs.
+    code: Option<&'static str>,
 }
 
 /// `error.type` of OpenAI's API.

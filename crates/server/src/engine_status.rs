@@ -1,8 +1,8 @@
 //! What the engine's thread tells of itself, so that whoever asks need not wait for it.
 
 use calla_engine::engine::{Counts, Occupancy};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
+use tokio::sync::watch;
 
 /// A step that takes longer than this makes the server's health `degraded`.
 const STEP_MAX: Duration = Duration::from_secs(60);
@@ -18,7 +18,9 @@ pub(crate) enum Phase {
     Unloaded,
     /// It could not be loaded, for this reason; the next request tries again.
     Failed(String),
-    /// No request is taken any more.
+    /// No request is taken any more; those that run may end.
+    Stopping,
+    /// Its thread has ended.
     Stopped,
 }
 
@@ -60,11 +62,11 @@ impl EngineStatus {
 
 /// The status that the engine's thread writes and others read.
 #[derive(Clone, Debug)]
-pub(crate) struct SharedStatus(Arc<Mutex<EngineStatus>>);
+pub(crate) struct SharedStatus(watch::Sender<EngineStatus>);
 
 impl SharedStatus {
     pub(crate) fn new() -> Self {
-        Self(Arc::new(Mutex::new(EngineStatus {
+        Self(watch::Sender::new(EngineStatus {
             phase: Phase::Loading,
             device: None,
             running: 0,
@@ -74,17 +76,24 @@ impl SharedStatus {
             faults: 0,
             last_fault: None,
             step_since: None,
-        })))
+        }))
     }
 
     /// The status now.
     pub(crate) fn get(&self) -> EngineStatus {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.0.borrow().clone()
     }
 
     pub(crate) fn change(&self, change: impl FnOnce(&mut EngineStatus)) {
-        // Each change is whole by itself, so one that panicked left nothing half done.
-        change(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner));
+        self.0.send_modify(change);
+    }
+
+    /// Waits until the phase is not one that `is_passing` knows.
+    pub(crate) async fn phase_but(&self, is_passing: impl Fn(&Phase) -> bool) -> Phase {
+        let mut receiver = self.0.subscribe();
+        let settled = receiver.wait_for(|status| !is_passing(&status.phase)).await;
+        // The sender is this value's own, so that the channel is open.
+        settled.map_or(Phase::Stopped, |status| status.phase.clone())
     }
 }
 

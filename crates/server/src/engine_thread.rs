@@ -139,6 +139,11 @@ impl EngineHandle {
         &self.status
     }
 
+    /// Waits until the phase is not one that `is_passing` knows.
+    pub(crate) async fn phase_but(&self, is_passing: impl Fn(&Phase) -> bool) -> Phase {
+        self.status.phase_but(is_passing).await
+    }
+
     /// Hands a request to the engine. What happens to it comes over `updates`, marked with `choice`.
     ///
     /// # Errors
@@ -166,6 +171,14 @@ impl EngineHandle {
     }
 }
 
+/// Who hears of a request.
+struct Heard {
+    choice: usize,
+    updates: UnboundedSender<Update>,
+    /// Whether it was told that the request has its place.
+    is_placed: bool,
+}
+
 struct EngineThread {
     notify: Notify,
     loader: Loader,
@@ -175,7 +188,7 @@ struct EngineThread {
     driver: Option<Driver>,
     /// Counts of engines that were unloaded.
     earlier: Counts,
-    requests: HashMap<RequestId, (usize, UnboundedSender<Update>)>,
+    requests: HashMap<RequestId, Heard>,
     is_stopping: bool,
 }
 
@@ -224,7 +237,10 @@ impl EngineThread {
     fn take(&mut self, command: Command) {
         match command {
             Command::Wake => {}
-            Command::Stop => self.is_stopping = true,
+            Command::Stop => {
+                self.is_stopping = true;
+                self.status.change(|status| status.phase = Phase::Stopping);
+            }
             Command::Cancel(id) => {
                 if self.requests.contains_key(&id)
                     && let Some(driver) = &mut self.driver
@@ -260,7 +276,7 @@ impl EngineThread {
                 let _ = answer.send(Err(Rejection::Submit(error)));
             }
             Ok(id) => {
-                self.requests.insert(id, (choice, updates));
+                self.requests.insert(id, Heard { choice, updates, is_placed: false });
                 if answer.send(Ok(id)).is_err() {
                     // Whoever asked has gone meanwhile.
                     driver.engine().cancel(id);
@@ -304,12 +320,13 @@ impl EngineThread {
     /// Lets the engine do what it can, and passes on what happened.
     fn turn(&mut self) -> Turn {
         let Some(driver) = &mut self.driver else { return Turn::Idle };
-        self.status.change(|status| status.step_since = Some(Instant::now()));
+        let start = Instant::now();
+        self.status.change(|status| status.step_since = Some(start));
         let turn = catch_unwind(AssertUnwindSafe(|| driver.turn(false)));
         self.status.change(|status| status.step_since = None);
         match turn {
             Ok(turn) => {
-                self.pass_on();
+                self.pass_on(start);
                 turn
             }
             Err(panic) => {
@@ -319,9 +336,10 @@ impl EngineThread {
         }
     }
 
-    fn pass_on(&mut self) {
+    /// Passes on what came of a turn that began at `start`.
+    fn pass_on(&mut self, start: Instant) {
         let Some(driver) = &mut self.driver else { return };
-        let at = Instant::now();
+        let end = Instant::now();
         while let Some(output) = driver.engine().poll() {
             let (id, what, is_last) = match output {
                 Output::Prefill { id, done, total } => (id, What::Prefill { done, total }, false),
@@ -343,8 +361,11 @@ impl EngineThread {
                     (id, What::Failed(failure), true)
                 }
             };
-            let Some((choice, updates)) = self.requests.get(&id) else { continue };
-            let is_heard = updates.send(Update { choice: *choice, at, what }).is_ok();
+            let Some(heard) = self.requests.get_mut(&id) else { continue };
+            // A request gets its place before the step that a turn runs.
+            let at = if heard.is_placed { end } else { start };
+            heard.is_placed = true;
+            let is_heard = heard.updates.send(Update { choice: heard.choice, at, what }).is_ok();
             if is_last {
                 self.requests.remove(&id);
             } else if !is_heard {
@@ -357,7 +378,7 @@ impl EngineThread {
     fn give_up(&mut self, reason: &str) {
         tracing::error!("the engine failed and is started anew: {reason}");
         let at = Instant::now();
-        for (_, (choice, updates)) in self.requests.drain() {
+        for (_, Heard { choice, updates, .. }) in self.requests.drain() {
             let what = What::Failed(Failure::Device(format!("the engine failed: {reason}")));
             // Whoever is gone need not know.
             let _ = updates.send(Update { choice, at, what });

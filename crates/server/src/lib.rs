@@ -9,11 +9,16 @@ mod engine_status;
 mod engine_thread;
 mod error;
 mod generate;
+mod health;
 mod http;
 mod metrics;
 mod model;
+mod openai;
+mod server;
+mod tokens;
 
 pub use dialect::Dialect;
 pub use engine_thread::{LoadedModel, Loader};
 pub use error::{ApiError, ErrorKind};
 pub use model::{Model, ModelError, ModelParts};
+pub use server::{Server, ServerConfig, ServerError};

@@ -1,8 +1,13 @@
 //! Counters for Prometheus. Names are vLLM's where they mean the same, so that routers that know vLLM read them.
 
+use crate::app::App;
+use crate::dialect::Dialect;
 use crate::engine_status::EngineStatus;
 use crate::error::{ApiError, ErrorKind};
 use crate::generate::{End, Ended, Summary};
+use axum::extract::State;
+use axum::http::header::CONTENT_TYPE;
+use axum::response::{IntoResponse, Response};
 use calla_engine::Miss;
 use prometheus::{
     Encoder, Histogram, HistogramOpts, IntCounter, IntCounterVec, IntGauge, Opts, Registry,
@@ -202,6 +207,22 @@ impl Metrics {
         let mut text = Vec::new();
         TextEncoder::new().encode(&self.registry.gather(), &mut text)?;
         String::from_utf8(text).map_err(|error| prometheus::Error::Msg(error.to_string()))
+    }
+}
+
+/// All counters, for Prometheus.
+#[utoipa::path(
+    get, path = "/metrics", tag = "calla",
+    responses((status = 200, description = "Prometheus' text format", body = String, content_type = "text/plain"))
+)]
+pub(crate) async fn scrape(State(app): State<App>) -> Response {
+    let status = app.service.engine.status().get();
+    match app.service.metrics.text(&status) {
+        Ok(text) => ([(CONTENT_TYPE, prometheus::TEXT_FORMAT)], text).into_response(),
+        Err(error) => {
+            let message = format!("the counters could not be written: {error}");
+            Dialect::OpenAi.error_response(&ApiError::new(ErrorKind::Server, message))
+        }
     }
 }
 

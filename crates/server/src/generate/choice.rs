@@ -4,7 +4,6 @@ use super::content_logprobs::{ContentLogprob, ContentLogprobs};
 use calla_engine::{FinishReason, Usage};
 use calla_ops::sample::TokenLogprobs;
 use calla_text::{Event, FinishedReply, Reply, ReplyAssembler, Tokenizer};
-use std::time::Instant;
 use uuid::Uuid;
 
 /// Why a reply ended, as clients are told.
@@ -46,8 +45,6 @@ pub(crate) struct Ended {
     pub(crate) logprobs: Option<Vec<ContentLogprob>>,
     pub(crate) usage: Usage,
     pub(crate) reasoning_tokens: usize,
-    /// When its first token came, and its last.
-    pub(crate) tokens_at: Option<(Instant, Instant)>,
 }
 
 /// A reply under way.
@@ -60,7 +57,6 @@ pub(crate) struct Choice {
     one_call: bool,
     /// Set once a stop string or the one call has ended it before the engine did.
     is_complete: bool,
-    tokens_at: Option<(Instant, Instant)>,
 }
 
 impl Choice {
@@ -72,7 +68,6 @@ impl Choice {
             call_ids: vec![],
             one_call,
             is_complete: false,
-            tokens_at: None,
         }
     }
 
@@ -82,12 +77,10 @@ impl Choice {
         tokenizer: &Tokenizer,
         id: u32,
         logprobs: Option<TokenLogprobs>,
-        at: Instant,
     ) -> Vec<Delta> {
         if self.is_complete {
             return vec![];
         }
-        self.tokens_at = Some((self.tokens_at.map_or(at, |(first, _)| first), at));
         if let Some(list) = &mut self.logprobs {
             list.push(tokenizer, id, logprobs);
         }
@@ -132,8 +125,8 @@ impl Choice {
             _ => End::ToolCalls,
         };
         let logprobs = self.logprobs.is_some().then_some(self.given);
-        let (call_ids, tokens_at) = (self.call_ids, self.tokens_at);
-        (deltas, Ended { end, reply, call_ids, logprobs, usage, reasoning_tokens, tokens_at })
+        let call_ids = self.call_ids;
+        (deltas, Ended { end, reply, call_ids, logprobs, usage, reasoning_tokens })
     }
 
     fn deltas(&mut self, events: Vec<Event>) -> Vec<Delta> {

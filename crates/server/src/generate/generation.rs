@@ -225,6 +225,11 @@ impl Generation {
         Ok(replies.into_iter().flatten().collect())
     }
 
+    /// Replies to the prompt.
+    pub(crate) fn choices(&self) -> usize {
+        self.choices.len()
+    }
+
     /// Counts so far; whole once [`next`](Self::next) has given `None`.
     pub(crate) fn summary(&self) -> Summary {
         self.summary
@@ -243,7 +248,7 @@ impl Generation {
                 let tokenizer = &self.service.model.parts().tokenizer;
                 if let Some((state, running)) = &mut self.choices[choice] {
                     let was_complete = state.is_complete();
-                    let deltas = state.push(tokenizer, id, logprobs, at);
+                    let deltas = state.push(tokenizer, id, logprobs);
                     if state.is_complete() && !was_complete {
                         running.cancel();
                     }

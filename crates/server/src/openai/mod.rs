@@ -1,0 +1,26 @@
+//! OpenAI's API: chat completions, completions and the list of models.
+
+mod chat;
+mod chat_request;
+mod chat_stream;
+mod completions;
+mod fields;
+mod logprobs;
+mod models;
+mod tools;
+mod usage;
+
+use crate::app::App;
+use axum::Router;
+use axum::routing::{get, post};
+
+pub(crate) use tools::functions;
+
+/// The routes of this dialect.
+pub(crate) fn routes() -> Router<App> {
+    Router::new()
+        .route("/v1/chat/completions", post(chat::create))
+        .route("/v1/completions", post(completions::create))
+        .route("/v1/models", get(models::list))
+        .route("/v1/models/{*model}", get(models::retrieve))
+}
