@@ -1,8 +1,9 @@
 //! From token ids to a reply: detokenizer, reply parser and stop strings in one stream of events.
 
-use crate::reply_parser::Reply;
-use crate::{Detokenizer, Event, ReplyParser, Result, StopScanner, Tokenizer};
-use serde_json::Value;
+use crate::{
+    Detokenizer, Event, Message, ReplyParser, Result, Role, StopScanner, Tokenizer, ToolCall,
+};
+use serde_json::{Map, Value};
 
 /// How the text of a reply is to be read.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -18,10 +19,60 @@ pub enum ReplyForm<'a> {
     },
 }
 
+/// A whole reply, gathered from its events.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Reply {
+    /// The thinking.
+    pub reasoning: String,
+    /// The answer.
+    pub content: String,
+    /// Calls, without ids.
+    pub tool_calls: Vec<ToolCall>,
+    /// Whether the reply ended inside of the last call, see [`Event::ToolCallEnd`].
+    pub is_call_open: bool,
+}
+
+impl Reply {
+    /// Adds what an event says.
+    pub fn add(&mut self, event: &Event) {
+        match event {
+            Event::Reasoning(text) => self.reasoning.push_str(text),
+            Event::Content(text) => self.content.push_str(text),
+            Event::ToolCallStart { name, .. } => {
+                let arguments = Map::new();
+                self.tool_calls.push(ToolCall { id: None, name: name.clone(), arguments });
+                self.is_call_open = true;
+            }
+            Event::ToolCallArguments { .. } => {}
+            Event::ToolCallEnd { index, arguments, closed } => {
+                self.is_call_open = !closed;
+                if let Some(call) = self.tool_calls.get_mut(*index) {
+                    call.arguments = arguments.clone();
+                }
+            }
+        }
+    }
+
+    /// Takes out the call inside of which the reply ended, if it did. Where tokens ran out it must not be run: what it
+    /// lacks cannot be known. Its number is that of the last event.
+    pub fn take_open_call(&mut self) -> Option<ToolCall> {
+        std::mem::take(&mut self.is_call_open).then(|| self.tool_calls.pop()).flatten()
+    }
+
+    /// The reply as a message for the next request.
+    pub fn into_message(self) -> Message {
+        Message {
+            reasoning_content: Some(self.reasoning).filter(|text| !text.is_empty()),
+            tool_calls: self.tool_calls,
+            ..Message::new(Role::Assistant, self.content)
+        }
+    }
+}
+
 /// Assembles one reply from its ids, which come one by one and end before the end-of-turn token.
 ///
-/// Stop strings count in the answer only: one that occurs in thinking or in a call's arguments does not
-/// end the reply. Each event is given out once, and is also added to the whole
+/// Stop strings count in the answer only: one that occurs in thinking or inside of a call does not end the
+/// reply. Each event is given out once, and is also added to the whole
 /// ([`FinishedReply::reply`]).
 #[derive(Debug, Clone)]
 pub struct ReplyAssembler {
@@ -133,7 +184,7 @@ impl ReplyAssembler {
         let mut out = Vec::with_capacity(events.len());
         for event in events {
             match event {
-                Event::Content(text) => {
+                Event::Content(text) if !self.reply.is_call_open => {
                     let step = self.stop.push(&text);
                     self.emit(Event::Content(step.text), &mut out);
                     if step.stopped.is_some() {

@@ -11,7 +11,11 @@
 //! * `</parameter>` ends a value only if white space and then a tag that may follow it come next (or
 //!   nothing): a value may speak of these tags. Likewise `</function>` and `</tool_call>` for a value
 //!   that was never closed, and `<parameter=KEY>` at the start of a line for a KEY that fits.
-//! * Whatever ends, ends what is open in it. The end of the reply ends everything.
+//! * In a string of JSON, where the schema has a list or an object, no tag ends the value, if that JSON comes to
+//!   its end. If it does not (it is broken, or the reply ends), the text from the first such tag on is read
+//!   again by the other rules, and this one is left out for the rest of the reply: at most once, so that a
+//!   broken value neither swallows what follows it nor costs more than a second look.
+//! * Whatever ends, ends what is open in it. The end of the reply ends everything; a call that it ends is marked.
 //!
 //! Nothing is lost: text inside a call but outside its parameters is content, and so is a second
 //! parameter of the same name, tags included.
@@ -22,9 +26,9 @@
 
 use serde_json::{Map, Value};
 
+use crate::json_scan::JsonScan;
 use crate::lexer::{Lexeme, Lexer, Tag};
 use crate::schema::{Kinds, Tools, escaped};
-use crate::{Message, Role, ToolCall};
 
 /// What a piece of the reply adds.
 #[derive(Debug, Clone, PartialEq)]
@@ -48,12 +52,15 @@ pub enum Event {
         /// The piece.
         json: String,
     },
-    /// A call is complete.
+    /// A call has ended.
     ToolCallEnd {
         /// Number of the call.
         index: usize,
         /// Its arguments, typed by the function's schema, in the order written.
         arguments: Map<String, Value>,
+        /// Whether the call was closed. If not, the reply ended inside of it, and so it comes last: where tokens
+        /// ran out, arguments are missing or cut off; where the model ended its turn, it forgot to close it.
+        closed: bool,
     },
 }
 
@@ -82,6 +89,7 @@ impl ReplyParser {
             thinking_cut: false,
             block_open: false,
             calls: 0,
+            follows_json: true,
             events: Vec::new(),
             #[cfg(test)]
             work: 0,
@@ -99,49 +107,18 @@ impl ReplyParser {
     /// The end of the reply: gives out what was held back and closes what is open.
     pub fn finish(mut self) -> Vec<Event> {
         let ReplyParser { lexer, parser } = &mut self;
-        lexer.finish(|lexeme| parser.take(lexeme));
+        // Where a tag of the call has to come, the beginning of one is neither content nor value.
+        let expects_tag = match &parser.state {
+            State::Call(call) => !call.stray,
+            State::ValueClose { .. } => true,
+            State::Text => parser.block_open,
+            _ => false,
+        };
+        if !expects_tag {
+            lexer.finish(|lexeme| parser.take(lexeme));
+        }
         parser.finish();
         std::mem::take(&mut parser.events)
-    }
-}
-
-/// A whole reply, gathered from its events.
-#[derive(Debug, Clone, Default, PartialEq)]
-pub struct Reply {
-    /// The thinking.
-    pub reasoning: String,
-    /// The answer.
-    pub content: String,
-    /// Complete calls, without ids.
-    pub tool_calls: Vec<ToolCall>,
-}
-
-impl Reply {
-    /// Adds what an event says.
-    pub fn add(&mut self, event: &Event) {
-        match event {
-            Event::Reasoning(text) => self.reasoning.push_str(text),
-            Event::Content(text) => self.content.push_str(text),
-            Event::ToolCallStart { name, .. } => {
-                let arguments = Map::new();
-                self.tool_calls.push(ToolCall { id: None, name: name.clone(), arguments });
-            }
-            Event::ToolCallArguments { .. } => {}
-            Event::ToolCallEnd { index, arguments } => {
-                if let Some(call) = self.tool_calls.get_mut(*index) {
-                    call.arguments = arguments.clone();
-                }
-            }
-        }
-    }
-
-    /// The reply as a message for the next request.
-    pub fn into_message(self) -> Message {
-        Message {
-            reasoning_content: Some(self.reasoning).filter(|text| !text.is_empty()),
-            tool_calls: self.tool_calls,
-            ..Message::new(Role::Assistant, self.content)
-        }
     }
 }
 
@@ -183,11 +160,19 @@ struct Parameter {
     newline: bool,
     /// Nothing has come yet, not even the line feed behind the opening tag.
     fresh: bool,
+    json: JsonScan,
+    /// Where in `text` the first tag lies that would have ended the value, had it not been in a string of JSON.
+    passed: Option<usize>,
 }
 
 impl Parameter {
     fn at_line_start(&self) -> bool {
         self.newline || self.text.is_empty()
+    }
+
+    /// Whether a tag was passed over, and the value, which ends here, is no JSON after all.
+    fn is_misread(&self) -> bool {
+        self.passed.is_some() && serde_json::from_str::<Value>(&self.text).is_err()
     }
 }
 
@@ -213,6 +198,8 @@ struct Parser {
     /// The last call's `</tool_call>` has not come yet.
     block_open: bool,
     calls: usize,
+    /// Whether tags in strings of JSON are passed over.
+    follows_json: bool,
     events: Vec<Event>,
     /// Bytes looked at or copied, for the test that this is linear.
     #[cfg(test)]
@@ -274,13 +261,18 @@ impl Parser {
             State::Call(call) => self.call_tag(call, tag, raw),
             State::Value(call, parameter) => self.value_tag(call, parameter, tag, raw),
             State::ValueClose { call, parameter, tag: close, held } => {
-                if self.may_follow(&call, &parameter, &close, &tag) {
-                    self.close_value(call, parameter, close);
-                    self.tag(tag, raw);
-                } else {
+                let mut parameter = parameter;
+                if !self.may_follow(&call, &parameter, &close, &tag) {
                     self.value_text(call, parameter, &held);
-                    self.tag(tag, raw);
+                } else if parameter.json.takes_into_string(&held) {
+                    parameter.passed.get_or_insert(parameter.text.len());
+                    self.value_text(call, parameter, &held);
+                } else if parameter.is_misread() {
+                    self.read_again(call, parameter, &held);
+                } else {
+                    self.close_value(call, parameter, close);
                 }
+                self.tag(tag, raw);
             }
         }
     }
@@ -289,10 +281,18 @@ impl Parser {
         match std::mem::replace(&mut self.state, State::Text) {
             State::Text => {}
             State::CallOpen { held } => self.section_text(&held),
-            State::Call(call) => self.end_call(call),
+            State::Call(call) => self.end_call(call, false),
+            State::Value(call, parameter) if parameter.is_misread() => {
+                self.read_again(call, parameter, "");
+                return self.finish();
+            }
+            State::ValueClose { call, parameter, held, .. } if parameter.is_misread() => {
+                self.read_again(call, parameter, &held);
+                return self.finish();
+            }
             State::Value(call, parameter) => {
                 let call = self.end_value(call, parameter);
-                self.end_call(call);
+                self.end_call(call, false);
             }
             State::ValueClose { call, parameter, tag, .. } => {
                 self.close_value(call, parameter, tag);
@@ -419,11 +419,11 @@ impl Parser {
         self.state = State::Call(Call { index, name, arguments: Map::new(), stray: false });
     }
 
-    fn end_call(&mut self, call: Call) {
+    fn end_call(&mut self, call: Call, closed: bool) {
         let close = if call.arguments.is_empty() { "{}" } else { "}" };
         self.give_json(call.index, close);
         let Call { index, arguments, .. } = call;
-        self.events.push(Event::ToolCallEnd { index, arguments });
+        self.events.push(Event::ToolCallEnd { index, arguments, closed });
         let block_open = self.block_open;
         self.start_section(Section::Content, 0);
         self.block_open = block_open;
@@ -445,22 +445,30 @@ impl Parser {
                     let open = self.key_json(&call, &key) + "\"";
                     self.give_json(call.index, &open);
                 }
-                let parameter =
-                    Parameter { key, kinds, text: String::new(), newline: false, fresh: true };
+                let follows_json = self.follows_json && kinds.may_be_container();
+                let parameter = Parameter {
+                    key,
+                    kinds,
+                    text: String::new(),
+                    newline: false,
+                    fresh: true,
+                    json: if follows_json { JsonScan::Start } else { JsonScan::Over },
+                    passed: None,
+                };
                 self.state = State::Value(call, parameter);
             }
-            Tag::CloseFunction => self.end_call(call),
+            Tag::CloseFunction => self.end_call(call, true),
             Tag::CloseToolCall => {
                 self.block_open = false;
-                self.end_call(call);
+                self.end_call(call, true);
             }
             Tag::ToolCall => {
                 self.block_open = false;
-                self.end_call(call);
+                self.end_call(call, true);
                 self.section_tag(Tag::ToolCall, raw);
             }
             Tag::Function(name) if self.block_open || self.tools.knows(&name) => {
-                self.end_call(call);
+                self.end_call(call, true);
                 self.start_call(name);
             }
             Tag::CloseThink if self.thinking_cut => {
@@ -476,6 +484,7 @@ impl Parser {
     }
 
     fn value_text(&mut self, call: Call, mut parameter: Parameter, text: &str) {
+        parameter.json.push(text);
         let mut text = text;
         if parameter.fresh && !text.is_empty() {
             parameter.fresh = false;
@@ -508,6 +517,10 @@ impl Parser {
                         .has_parameter(&call.name, &key)
                         .unwrap_or(is_identifier(&key)) =>
             {
+                if parameter.is_misread() {
+                    self.read_again(call, parameter, "");
+                    return self.tag(Tag::Parameter(key), raw);
+                }
                 let call = self.end_value(call, parameter);
                 self.call_tag(call, Tag::Parameter(key), raw);
             }
@@ -528,6 +541,22 @@ impl Parser {
             (Tag::ToolCall, Tag::Function(name)) => self.tools.knows(name),
             _ => false,
         }
+    }
+
+    /// Takes a value back to the first tag that was passed over, and all text from there once more, without passing
+    /// over anything from now on. `held` is what came behind the value's text.
+    fn read_again(&mut self, call: Call, mut parameter: Parameter, held: &str) {
+        self.follows_json = false;
+        parameter.json = JsonScan::Over;
+        let mut rest = parameter.text.split_off(parameter.passed.take().unwrap_or_default());
+        if std::mem::take(&mut parameter.newline) {
+            rest.push('\n');
+        }
+        rest.push_str(held);
+        self.state = State::Value(call, parameter);
+        let mut lexer = Lexer::default();
+        lexer.push(&rest, |lexeme| self.take(lexeme));
+        lexer.finish(|lexeme| self.take(lexeme));
     }
 
     /// Ends a value, and what `close` ends beside it.

@@ -126,6 +126,11 @@ impl Kinds {
         Kinds { string: false, ..self } == Kinds::default()
     }
 
+    /// Whether a text may stand for a list or an object.
+    pub(crate) fn may_be_container(self) -> bool {
+        self.object || self.array
+    }
+
     /// The value that a text stands for: the first of null, boolean, number, object and array that the
     /// schema allows and the text is; else the text as a string. `True`, `False` and `None` count, in
     /// any case: models write Python now and then.
@@ -151,7 +156,7 @@ impl Kinds {
                     }
                 }
             }
-            Some(b'{' | b'[') if self.object || self.array => {
+            Some(b'{' | b'[') if self.may_be_container() => {
                 if let Ok(value) = serde_json::from_str::<Value>(word) {
                     let declared = if value.is_object() { self.object } else { self.array };
                     // The wrong container is still nearer to the schema than a string.

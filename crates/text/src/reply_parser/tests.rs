@@ -1,10 +1,13 @@
 //! Replies, whole and cut, and the events that they give.
 
 use super::*;
+use crate::Reply;
 use crate::reply_parser_fuzz::{check, parse, tools};
 use proptest::prelude::*;
+use serde_json::json;
 
-/// The reply as one line: thinking in braces, content as it is, calls in brackets.
+/// The reply as one line: thinking in braces, content as it is, calls in brackets; `~` instead of the closing one in
+/// an open call.
 fn sketch(reply: &str, thinking: bool) -> String {
     check(reply, thinking, 1);
     let mut out = String::new();
@@ -14,7 +17,7 @@ fn sketch(reply: &str, thinking: bool) -> String {
             Event::Content(text) => out += &text,
             Event::ToolCallStart { name, .. } => out += &format!("[{name} "),
             Event::ToolCallArguments { json, .. } => out += &json,
-            Event::ToolCallEnd { .. } => out += "]",
+            Event::ToolCallEnd { closed, .. } => out += if closed { "]" } else { "~" },
         }
     }
     out
@@ -116,7 +119,7 @@ fn slips_are_forgiven() {
             false,
             f.to_owned(),
         ),
-        ("<tool_call>\n<function=f>\n<parameter=s>\nx", false, f.to_owned()),
+        ("<tool_call>\n<function=f>\n<parameter=s>\nx", false, r#"[f {"s":"x"}~"#.into()),
         (
             "<tool_call>\n<function=f>\n<parameter=s>\nx\n<parameter=i>\n5\n</parameter>\n</function>\n</tool_call>",
             false,
@@ -125,12 +128,12 @@ fn slips_are_forgiven() {
         (
             "<tool_call>\n<function=f>\n<parameter=s>\nx\n</parameter>\n<tool_call>\n<function=g>\n",
             false,
-            format!("{f}[g {{}}]"),
+            format!("{f}[g {{}}~"),
         ),
         (
             "<tool_call>\n<function=f>\n<parameter=s>\nx\n<tool_call>\n<function=g>\n",
             false,
-            format!("{f}[g {{}}]"),
+            format!("{f}[g {{}}~"),
         ),
         (
             "<tool_call>\n<function=g>\n</function>\n<function=g>\n</function>\n</tool_call>",
@@ -202,6 +205,140 @@ fn a_value_may_speak_of_tags() {
 }
 
 #[test]
+fn a_call_that_the_reply_ends_in_is_marked() {
+    let mut reply = String::new();
+    for (end, expected) in [
+        // It may still be text about calls.
+        ("<tool_call>", "<tool_call>"),
+        ("\n<functi", "<tool_call>\n<functi"),
+        ("on=f", "<tool_call>\n<function=f"),
+        (">", "[f {}~"),
+        ("\n<param", "[f {}~"),
+        ("eter=s", "[f {}~"),
+        (">", r#"[f {"s":""}~"#),
+        ("\nx", r#"[f {"s":"x"}~"#),
+        ("\n", r#"[f {"s":"x"}~"#),
+        // It may still be part of the value.
+        ("</param", r#"[f {"s":"x\n</param"}~"#),
+        ("eter>", r#"[f {"s":"x"}~"#),
+        ("\n</func", r#"[f {"s":"x"}~"#),
+        ("tion>", r#"[f {"s":"x"}]"#),
+        ("\n</tool_c", r#"[f {"s":"x"}]"#),
+        ("all>", r#"[f {"s":"x"}]"#),
+    ] {
+        reply += end;
+        assert_eq!(sketch(&reply, false), expected, "{reply:?}");
+    }
+    assert_eq!(reply, CALL);
+    for (reply, expected) in [
+        ("<tool_call>\n<function=f>\n<parameter=o>\n{\"k\": [1", r#"[f {"o":"{\"k\": [1"}~"#),
+        ("<tool_call>\n<function=f>\n<parameter=s>\nx\n</function>", r#"[f {"s":"x"}]"#),
+        ("<tool_call>\n<function=g>\nwell, <par", "[g well, <par{}~"),
+    ] {
+        assert_eq!(sketch(reply, false), expected, "{reply:?}");
+    }
+}
+
+#[test]
+fn a_string_of_json_may_speak_of_tags() {
+    for value in [
+        json!({"k": "</parameter></function></tool_call>"}),
+        json!({"k": "</parameter> </function>"}),
+        json!({"k": "a</parameter>\n</function>\n</tool_call>\n<tool_call>"}),
+        json!({"k": "</function></tool_call>", "l": "</parameter><parameter=i>5"}),
+        json!({"k": "\"</parameter></function>\\", "</parameter><parameter=x>": [1]}),
+        json!([["</tool_call><tool_call><function=g>"]]),
+    ] {
+        for key in ["o", "a"] {
+            for value in [value.to_string(), serde_json::to_string_pretty(&value).unwrap()] {
+                let reply = format!(
+                    "<tool_call>\n<function=f>\n<parameter={key}>\n{value}\n</parameter>\n<parameter=i>\n5\n</parameter>\n</function>\n</tool_call>"
+                );
+                let compact: Value = serde_json::from_str(&value).unwrap();
+                let expected = format!("[f {{\"{key}\":{compact},\"i\":5}}]");
+                // A list is what `a` may be; an object there is a text.
+                if key == "o" || compact.is_array() {
+                    assert_eq!(sketch(&reply, false), expected, "{value}");
+                }
+            }
+        }
+    }
+}
+
+/// A value that is no JSON in the end is cut as if nobody had looked for strings in it.
+#[test]
+fn broken_json_does_not_swallow_the_reply() {
+    let close = "</parameter></function></tool_call>";
+    let open = "<tool_call><function=f><parameter=o>";
+    for (value, read) in [
+        (r#"{"k": "v"#, r#""{\"k\": \"v""#),
+        (r#"{"k": "say "hi" v}"#, r#""{\"k\": \"say \"hi\" v}""#),
+        ("[\"a\nb\"]", "\"[\\\"a\\nb\\\"]\""),
+        (r#"{"k": 1"#, r#""{\"k\": 1""#),
+    ] {
+        let call = format!("[f {{\"o\":{read}}}]");
+        let g = "<tool_call>\n<function=g>\n</function>\n</tool_call>";
+        for (reply, expected) in [
+            (format!("{open}{value}{close}"), call.clone()),
+            (format!("{open}{value}{close} and \"so\" on"), format!("{call} and \"so\" on")),
+            (format!("{open}{value}{close}\n{g}"), format!("{call}[g {{}}]")),
+            (format!("{open}{value}\n{close}\n{g}"), format!("{call}[g {{}}]")),
+            (format!("{open}{value}{close}{open}{value}{close}"), format!("{call}{call}")),
+            (
+                format!("{open}{value}{close}{open}{{\"k\": \"v\"}}{close}"),
+                format!("{call}[f {{\"o\":{{\"k\":\"v\"}}}}]"),
+            ),
+        ] {
+            assert_eq!(sketch(&reply, false), expected, "{reply:?}");
+        }
+    }
+}
+
+/// A delta of a few kilobytes may hold several calls.
+#[test]
+fn two_calls_in_one_piece_are_two() {
+    let mut parser = ReplyParser::new(&tools(), false);
+    let calls = format!("Both.\n\n{CALL}\n{}", CALL.replace("\nx\n", "\ny\n"));
+    let mut ends = Vec::new();
+    for event in parser.push(&calls) {
+        if let Event::ToolCallEnd { index, arguments, closed } = event {
+            ends.push((index, arguments["s"].clone(), closed));
+        }
+    }
+    assert_eq!(ends, [(0, json!("x"), true), (1, json!("y"), true)]);
+    assert_eq!(parser.finish(), []);
+}
+
+/// Thinking or a call that never ends streams as it comes, and is all there at the end.
+#[test]
+fn a_megabyte_without_an_end_streams() {
+    let line = "all work and no play\n";
+    type Check = fn(&Event) -> bool;
+    let content: Check = |event| matches!(event, Event::Content(_));
+    let cases: [(&str, Check); 4] = [
+        ("<think>", |event| matches!(event, Event::Reasoning(_))),
+        ("<tool_call>", content),
+        ("<tool_call>\n<function=f>\n", content),
+        ("<tool_call>\n<function=f>\n<parameter=s>\n", |event| {
+            matches!(event, Event::ToolCallArguments { .. })
+        }),
+    ];
+    for (start, is_expected) in cases {
+        let mut parser = ReplyParser::new(&tools(), false);
+        parser.push(start);
+        for number in 0..50_000 {
+            let events = parser.push(line);
+            let is_first = number == 0;
+            assert!(is_first || (events.len() == 1 && is_expected(&events[0])), "{events:?}");
+            assert!(format!("{events:?}").len() < 200, "{events:?}");
+        }
+        let last = parser.finish();
+        let is_open = |event: &Event| matches!(event, Event::ToolCallEnd { closed: false, .. });
+        assert_eq!(last.iter().any(is_open), start.contains("function"), "{last:?}");
+    }
+}
+
+#[test]
 fn gives_out_text_as_soon_as_it_cannot_be_a_tag() {
     let mut parser = ReplyParser::new(&tools(), false);
     let content = |text: &str| vec![Event::Content(text.to_owned())];
@@ -242,6 +379,7 @@ fn work(unit: &str, start: &str, bytes: usize) -> usize {
 #[test]
 fn a_megabyte_of_anything_is_linear() {
     let value = "<tool_call><function=f><parameter=s>";
+    let json = "<tool_call><function=f><parameter=o>{\"k\": \"";
     for (start, unit) in [
         ("", "think "),
         ("", "<"),
@@ -260,6 +398,12 @@ fn a_megabyte_of_anything_is_linear() {
         (value, "\n</function>\n"),
         (value, "</tool_call>"),
         (&format!("{value}</parameter>"), " "),
+        (json, "x\n"),
+        (json, "\\\""),
+        (json, "</parameter></function>"),
+        (json, "</parameter></function></tool_call><tool_call><function=f><parameter=o>{\""),
+        ("", "<tool_call><function=f><parameter=o>[\"</parameter></function>"),
+        ("", "<tool_call><function=f><parameter=o>[\"</parameter></function>\n"),
         ("", "<tool_call><function=g>"),
     ] {
         let small = work(unit, start, 1 << 14);
@@ -295,6 +439,11 @@ fn replies() -> impl Strategy<Value = String> {
         "Z1",
         "5",
         "{\"k\": [1]}",
+        "{\"k\": \"",
+        "[\"",
+        "\"]",
+        "\"}",
+        "</parameter></function>",
         "\"",
         "\\",
         "é",

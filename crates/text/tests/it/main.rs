@@ -8,3 +8,4 @@ mod hostile_templates;
 mod injection;
 mod published;
 mod round_trip;
+mod tool_schemas;

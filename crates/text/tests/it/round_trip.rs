@@ -57,9 +57,13 @@ fn numbers() -> impl Strategy<Value = Value> {
     ]
 }
 
+/// In JSON a tag is text, whatever follows it.
 fn values() -> impl Strategy<Value = Value> {
+    let tags =
+        ["</parameter></function>", "</function>\n</tool_call>", "</parameter> <parameter=s>"];
     let leaf = prop_oneof![
         numbers(),
+        prop::sample::select(tags.to_vec()).prop_map(Value::from),
         strings().prop_map(Value::from),
         any::<bool>().prop_map(Value::from),
         Just(Value::Null),
