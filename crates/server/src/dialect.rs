@@ -75,7 +75,7 @@ pub(crate) struct ErrorDetails {
 }
 
 /// `error.type` of OpenAI's API.
-fn openai_type(kind: ErrorKind) -> &'static str {
+pub(crate) fn openai_type(kind: ErrorKind) -> &'static str {
     match kind {
         ErrorKind::Authentication => "authentication_error",
         ErrorKind::Forbidden => "permission_error",

@@ -6,7 +6,8 @@ use crate::engine_thread::{EngineHandle, Loader};
 use crate::generate::Service;
 use crate::metrics::Metrics;
 use crate::model::Model;
-use crate::{health, metrics, openai, tokens};
+use crate::responses::Store;
+use crate::{health, metrics, openai, responses, tokens};
 use axum::Router;
 use axum::routing::{get, post};
 use std::net::SocketAddr;
@@ -74,7 +75,12 @@ impl Server {
         let metrics = Arc::new(Metrics::new(&model.parts().name)?);
         let engine = EngineHandle::start(loader, idle_unload).map_err(ServerError::Thread)?;
         let service = Service { model, engine, metrics };
-        Ok(Self { listener, address, app: App { service, keep_alive }, drain })
+        Ok(Self {
+            listener,
+            address,
+            app: App { service, responses: Store::default(), keep_alive },
+            drain,
+        })
     }
 
     /// Where it listens.
@@ -122,6 +128,7 @@ impl Server {
 fn router(app: App) -> Router {
     Router::new()
         .merge(openai::routes())
+        .merge(responses::routes())
         .route("/health", get(health::health))
         .route("/metrics", get(metrics::scrape))
         .route("/tokenize", post(tokens::tokenize))

@@ -9,4 +9,4 @@ pub(crate) mod task;
 pub(crate) use choice::{Delta, End, Ended};
 pub(crate) use content_logprobs::{ContentLogprob, LogprobToken};
 pub(crate) use generation::{Generation, Happening, Service, Summary};
-pub(crate) use prepare::{render, text_error};
+pub(crate) use prepare::{render, sampling, text_error};

@@ -148,7 +148,10 @@ fn check_options(options: &Options, model: &Model) -> Result<(), ApiError> {
 }
 
 /// What the request says, over the checkpoint's generation_config.json.
-fn sampling(options: &Options, defaults: &GenerationDefaults) -> Result<Sampling, ApiError> {
+pub(crate) fn sampling(
+    options: &Options,
+    defaults: &GenerationDefaults,
+) -> Result<Sampling, ApiError> {
     let greedy = Sampling::greedy();
     let is_sampled = defaults.do_sample == Some(true);
     let temperature = if is_sampled { defaults.temperature.unwrap_or(1.0) } else { 0.0 };

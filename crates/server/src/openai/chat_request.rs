@@ -245,7 +245,7 @@ impl ChatRequest {
 }
 
 /// `top_k`; -1 is what vLLM writes for all tokens.
-pub(super) fn top_k(top_k: Option<i64>) -> Result<Option<usize>, ApiError> {
+pub(crate) fn top_k(top_k: Option<i64>) -> Result<Option<usize>, ApiError> {
     match top_k {
         Some(k) if k < -1 => {
             Err(ApiError::invalid("top_k", format!("top_k must be 0 or more, or -1, but is {k}")))

@@ -1,14 +1,14 @@
 //! OpenAI's API: chat completions, completions and the list of models.
 
 mod chat;
-mod chat_request;
+pub(crate) mod chat_request;
 mod chat_stream;
 mod completions;
-mod fields;
-mod logprobs;
+pub(crate) mod fields;
+pub(crate) mod logprobs;
 mod models;
-mod tools;
-mod usage;
+pub(crate) mod tools;
+pub(crate) mod usage;
 
 use crate::app::App;
 use axum::Router;
