@@ -14,6 +14,7 @@ mod http;
 mod metrics;
 mod model;
 mod openai;
+mod page;
 mod responses;
 mod server;
 mod tokens;

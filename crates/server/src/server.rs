@@ -7,7 +7,7 @@ use crate::generate::Service;
 use crate::metrics::Metrics;
 use crate::model::Model;
 use crate::responses::Store;
-use crate::{health, metrics, openai, responses, tokens};
+use crate::{health, metrics, openai, page, responses, tokens};
 use axum::Router;
 use axum::routing::{get, post};
 use std::net::SocketAddr;
@@ -128,6 +128,7 @@ impl Server {
 fn router(app: App) -> Router {
     Router::new()
         .merge(openai::routes())
+        .merge(page::routes())
         .merge(responses::routes())
         .route("/health", get(health::health))
         .route("/metrics", get(metrics::scrape))
