@@ -126,7 +126,7 @@ async fn hostile_schemas_and_grammars_are_refused_before_the_reply() {
             case(with(ask("x"), &json!({"regex": "(a", "stream": true})), ""),
             case(with(ask("x"), &json!({"regex": "(?=a)b"})), ""),
             case(with(ask("x"), &json!({"grammar": "start: <|im_end|>"})), "im_end"),
-            case(with(ask("x"), &json!({"grammar": "start:"})), ""),
+            case(with(ask("x"), &json!({"grammar": "start: ("})), ""),
         ],
     )
     .await;
@@ -185,7 +185,8 @@ async fn a_prompt_that_does_not_fit_is_refused_with_both_numbers() {
     let more = json!({"max_tokens": 100_000, "ignore_eos": true});
     let answer = server.ok(CHAT, &with(ask("12 + 30 = ?"), &more)).await;
     assert_eq!(answer["choices"][0]["finish_reason"], "length");
-    assert_eq!(answer["usage"]["total_tokens"], 512);
+    // The last token is chosen and never fed.
+    assert_eq!(answer["usage"]["total_tokens"], 513);
 }
 
 #[tokio::test(flavor = "multi_thread")]
