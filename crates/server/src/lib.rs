@@ -10,7 +10,7 @@ mod engine_thread;
 mod error;
 mod generate;
 mod health;
-mod http;
+pub mod http;
 mod metrics;
 mod model;
 mod openai;
