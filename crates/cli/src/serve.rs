@@ -1,10 +1,11 @@
 //! `calla serve`: the model behind HTTP.
 
+use crate::input;
 use crate::load::{self, ServeLimits};
 use crate::output;
 use crate::serve_args::ServeArgs;
-use anyhow::Context;
-use calla_server::{Model, Server, ServerConfig};
+use anyhow::{Context, bail};
+use calla_server::{Access, Limits, Model, Server, ServerConfig};
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 use std::net::SocketAddr;
@@ -16,6 +17,10 @@ const KEEP_ALIVE: Duration = Duration::from_secs(5);
 
 /// Runs the command.
 pub(crate) fn run(args: ServeArgs) -> anyhow::Result<()> {
+    let keys = read_keys(&args)?;
+    let access = Access::new(&keys, &args.allowed_hosts, &args.allowed_origins)?;
+    // Before anything is read: a refusal should cost nothing.
+    access.check_bind(SocketAddr::new(args.host, args.port))?;
     let limits = ServeLimits { parallel: args.parallel.into(), queue: args.queue.into() };
     let (candidate, mut parts) = load::for_server(&args.model, &args.engine, limits)?;
     if let Some(name) = args.name.clone() {
@@ -28,6 +33,8 @@ pub(crate) fn run(args: ServeArgs) -> anyhow::Result<()> {
         model: model.clone(),
         idle_unload: args.idle_unload,
         address: SocketAddr::new(args.host, args.port),
+        access,
+        limits: Limits::default(),
         keep_alive: KEEP_ALIVE,
         drain: args.drain,
     };
@@ -58,12 +65,34 @@ pub(crate) fn run(args: ServeArgs) -> anyhow::Result<()> {
         let serving = server.run(stop.clone());
         tokio::pin!(serving);
         tokio::select! {
-            result = &mut serving => return result.map_err(anyhow::Error::from),
+            cut = &mut serving => return tell_cut(cut),
             loaded = told => loaded.context("loading ended without a word")??,
         }
         output::note(&format!("{name} is ready, with a context of {context} tokens"));
-        serving.await.map_err(anyhow::Error::from)
+        tell_cut(serving.await)
     })
+}
+
+fn tell_cut(cut: usize) -> anyhow::Result<()> {
+    if cut > 0 {
+        output::note(&format!("{cut} connections were cut"));
+    }
+    Ok(())
+}
+
+/// Keys of the flags and of the file.
+fn read_keys(args: &ServeArgs) -> anyhow::Result<Vec<String>> {
+    let mut keys = args.api_keys.clone();
+    if let Some(file) = &args.api_key_file {
+        let text = input::text(Some(file)).context("--api-key-file")?;
+        let lines = text.lines().map(str::trim).filter(|line| !line.is_empty());
+        let before = keys.len();
+        keys.extend(lines.map(str::to_owned));
+        if keys.len() == before {
+            bail!("--api-key-file {}: the file holds no key", file.display());
+        }
+    }
+    Ok(keys)
 }
 
 /// Cancelled by the first SIGINT or SIGTERM; the second ends the program at once.

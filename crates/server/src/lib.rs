@@ -5,6 +5,7 @@
 
 mod app;
 mod dialect;
+mod docs;
 mod engine_status;
 mod engine_thread;
 mod error;
@@ -22,5 +23,6 @@ mod tokens;
 pub use dialect::Dialect;
 pub use engine_thread::{LoadedModel, Loader};
 pub use error::{ApiError, ErrorKind};
+pub use http::{Access, AccessError, Limits, ListenError};
 pub use model::{Model, ModelError, ModelParts};
 pub use server::{Server, ServerConfig, ServerError};

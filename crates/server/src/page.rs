@@ -104,10 +104,11 @@ const SCRIPTS: &[Listed] = &scripts![
     "transfer.js",
 ];
 
-const OTHERS: [Listed; 3] = [
+const OTHERS: [Listed; 4] = [
     ("/", HTML, include_bytes!("../page/index.html")),
     ("/favicon.svg", IMAGE, include_bytes!("../page/favicon.svg")),
     ("/page/style.css", STYLE, include_bytes!("../page/style.css")),
+    ("/page/docs.css", STYLE, include_bytes!("../page/docs.css")),
 ];
 
 static PAGE_FILES: LazyLock<Vec<PageFile>> = LazyLock::new(|| {

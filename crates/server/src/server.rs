@@ -4,17 +4,21 @@ use crate::app::App;
 use crate::engine_status::Phase;
 use crate::engine_thread::{EngineHandle, Loader};
 use crate::generate::Service;
+use crate::http::{self, Access, AccessError, Limits, ListenError, Listener};
 use crate::metrics::Metrics;
 use crate::model::Model;
 use crate::responses::Store;
-use crate::{health, metrics, openai, page, responses, tokens};
+use crate::{docs, health, metrics, openai, page, responses, tokens};
 use axum::Router;
 use axum::routing::{get, post};
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
+
+/// What can be read without a key: the page, which then asks for it, and what says whether the server lives.
+const OPEN_PATHS: [&str; 6] =
+    ["/", "/page/", "/favicon.svg", "/health", docs::DOCS_PATH, docs::OPENAPI_PATH];
 
 /// How a server is set up.
 pub struct ServerConfig {
@@ -26,6 +30,10 @@ pub struct ServerConfig {
     pub idle_unload: Option<Duration>,
     /// Where to listen; port 0 takes a free one.
     pub address: SocketAddr,
+    /// Who may use it.
+    pub access: Access,
+    /// What a client may send, and how long it may take.
+    pub limits: Limits,
     /// A stream that has been silent for so long says that it lives.
     pub keep_alive: Duration,
     /// Streams may go on for so long after the server was told to end.
@@ -34,8 +42,9 @@ pub struct ServerConfig {
 
 /// A server that listens and does not answer yet.
 pub struct Server {
-    listener: TcpListener,
-    address: SocketAddr,
+    listener: Listener,
+    access: Access,
+    limits: Limits,
     app: App,
     drain: Duration,
 }
@@ -43,14 +52,12 @@ pub struct Server {
 /// Why a server did not start, or ended.
 #[derive(Debug, thiserror::Error)]
 pub enum ServerError {
+    /// The address may not be listened on.
+    #[error(transparent)]
+    Access(#[from] AccessError),
     /// The address is not to be had.
-    #[error("cannot listen on {address}: {source}")]
-    Listen {
-        /// The address.
-        address: SocketAddr,
-        /// What the system says.
-        source: std::io::Error,
-    },
+    #[error(transparent)]
+    Listen(#[from] ListenError),
     /// A thread cannot be started.
     #[error("the engine's thread could not be started: {0}")]
     Thread(std::io::Error),
@@ -66,27 +73,22 @@ impl Server {
     /// Listens, and begins to load the model.
     ///
     /// # Errors
-    /// If the address is not to be had or a thread cannot be started.
+    /// If the address is not to be had, or needs a key, or if a thread cannot be started.
     pub async fn start(config: ServerConfig) -> Result<Self, ServerError> {
-        let ServerConfig { model, loader, idle_unload, address, keep_alive, drain } = config;
-        let listen = |source| ServerError::Listen { address, source };
-        let listener = TcpListener::bind(address).await.map_err(listen)?;
-        let address = listener.local_addr().map_err(listen)?;
+        let ServerConfig { model, loader, idle_unload, address, access, limits, .. } = config;
+        access.check_bind(address)?;
+        let listener = http::listen(address).await?;
         let metrics = Arc::new(Metrics::new(&model.parts().name)?);
         let engine = EngineHandle::start(loader, idle_unload).map_err(ServerError::Thread)?;
         let service = Service { model, engine, metrics };
-        Ok(Self {
-            listener,
-            address,
-            app: App { service, responses: Store::default(), keep_alive },
-            drain,
-        })
+        let app = App { service, responses: Store::default(), keep_alive: config.keep_alive };
+        Ok(Self { listener, access, limits, app, drain: config.drain })
     }
 
     /// Where it listens.
     #[must_use]
     pub fn address(&self) -> SocketAddr {
-        self.address
+        self.listener.address()
     }
 
     /// Waits until the model is loaded; fails if it cannot be.
@@ -100,28 +102,21 @@ impl Server {
         }
     }
 
-    /// Answers until `stop` is cancelled; then lets streams end, saves the prefix cache and returns.
-    ///
-    /// # Errors
-    /// If the listener fails.
-    pub async fn run(self, stop: CancellationToken) -> Result<(), ServerError> {
-        let Self { listener, address, app, drain } = self;
+    /// Answers until `stop` is cancelled; then lets streams end, saves the prefix cache and returns. Gives the
+    /// number of streams that had to be cut.
+    pub async fn run(self, stop: CancellationToken) -> usize {
+        let Self { listener, access, limits, app, drain } = self;
         let engine = app.service.engine.clone();
-        let router = router(app);
-        let stopping = stop.clone();
-        let serving = axum::serve(listener, router)
-            .with_graceful_shutdown(async move { stopping.cancelled().await });
-        let after_drain = async {
+        let access = access.with_open_paths(&OPEN_PATHS);
+        let router = http::protect(router(app), access, &limits, stop.clone());
+        let stopping = async {
             stop.cancelled().await;
             engine.stop();
-            tokio::time::sleep(drain).await;
         };
-        tokio::select! {
-            result = serving => result.map_err(|source| ServerError::Listen { address, source })?,
-            () = after_drain => tracing::warn!("streams that had not ended were cut"),
-        }
+        let serving = http::serve(listener, router, limits, stop.clone(), drain);
+        let ((), cut) = tokio::join!(stopping, serving);
         engine.phase_but(|phase| *phase != Phase::Stopped).await;
-        Ok(())
+        cut
     }
 }
 
@@ -130,6 +125,7 @@ fn router(app: App) -> Router {
         .merge(openai::routes())
         .merge(page::routes())
         .merge(responses::routes())
+        .merge(docs::routes())
         .route("/health", get(health::health))
         .route("/metrics", get(metrics::scrape))
         .route("/tokenize", post(tokens::tokenize))

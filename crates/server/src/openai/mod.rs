@@ -13,8 +13,14 @@ pub(crate) mod usage;
 use crate::app::App;
 use axum::Router;
 use axum::routing::{get, post};
+use utoipa::OpenApi;
 
 pub(crate) use tools::functions;
+
+/// The description of this dialect's paths.
+#[derive(OpenApi)]
+#[openapi(paths(chat::create, completions::create, models::list, models::retrieve))]
+pub(crate) struct Api;
 
 /// The routes of this dialect.
 pub(crate) fn routes() -> Router<App> {

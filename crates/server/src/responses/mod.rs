@@ -22,8 +22,14 @@ use axum::{Extension, Json, Router};
 use request::{Plan, ResponseRequest};
 use response::ResponseObject;
 use run::{Keeper, Run, refused_in_stream};
+use utoipa::OpenApi;
 
 pub(crate) use store::Store;
+
+/// The description of this dialect's paths.
+#[derive(OpenApi)]
+#[openapi(paths(create, stored::retrieve, stored::delete, stored::cancel, stored::input_items))]
+pub(crate) struct Api;
 
 /// The routes of this dialect.
 pub(crate) fn routes() -> Router<App> {

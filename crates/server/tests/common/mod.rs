@@ -4,8 +4,8 @@
 use calla_cpu::Cpu;
 use calla_engine::{CutRule, Speculation, StateNeeds};
 use calla_ops::{Executor, Runner};
-use calla_runtime::{Driver, Limits, Notify, engine_config, store_sizes};
-use calla_server::{LoadedModel, Loader, Model, ModelParts, Server, ServerConfig};
+use calla_runtime::{Driver, Notify, engine_config, store_sizes};
+use calla_server::{Access, Limits, LoadedModel, Loader, Model, ModelParts, Server, ServerConfig};
 use calla_store::Store;
 use calla_text::{ChatTemplate, GenerationDefaults, Tokenizer};
 use calla_weights::Checkpoint;
@@ -70,7 +70,7 @@ impl TestServer {
                 let server = Server::start(config(&setup)).await.expect("a free port");
                 server.when_loaded().await.expect("the demo loads");
                 sender.send(server.address()).expect("the test waits");
-                server.run(stopping).await.expect("the server ends in order");
+                server.run(stopping).await;
             });
         });
         let address = receiver.recv().expect("the server starts");
@@ -204,6 +204,8 @@ pub fn config(setup: &Setup) -> ServerConfig {
         model,
         idle_unload: setup.idle_unload,
         address: ([127, 0, 0, 1], 0).into(),
+        access: Access::new::<&str>(&[], &[], &[]).unwrap(),
+        limits: Limits::default(),
         keep_alive: setup.keep_alive,
         drain: setup.drain,
     }
@@ -220,7 +222,7 @@ fn load(setup: &Setup, model: &Model, notify: Notify) -> LoadedModel {
         StateNeeds { sequences: setup.parallel, ..StateNeeds::one_sequence(setup.context, 4) };
     let ops = Cpu::new(shape.clone(), needs.cache_size(&shape, 256 << 20), 1).unwrap();
     let runner = Executor::new(ops, checkpoint.load().unwrap());
-    let limits = Limits {
+    let limits = calla_runtime::Limits {
         context: setup.context,
         running_max: setup.parallel,
         queue_max: setup.queue,
