@@ -30,17 +30,17 @@ pub(crate) enum Delta {
     CallStart { index: usize, id: String, name: String },
     /// More of the JSON of its arguments.
     CallArguments { index: usize, json: String },
-    /// The call is complete.
-    CallEnd { index: usize },
+    /// The call is over. Where tokens ran out inside of it, it is not `complete` and must not be run.
+    CallEnd { index: usize, complete: bool },
 }
 
 /// A reply that has ended.
 #[derive(Clone, Debug)]
 pub(crate) struct Ended {
     pub(crate) end: End,
-    /// All of it.
+    /// All of it, but for a call inside of which tokens ran out: that must not be run.
     pub(crate) reply: Reply,
-    /// Ids of its calls, as in [`Delta::CallStart`].
+    /// Ids of its calls, as in [`Delta::CallStart`]; of all that began.
     pub(crate) call_ids: Vec<String>,
     pub(crate) logprobs: Option<Vec<ContentLogprob>>,
     pub(crate) usage: Usage,
@@ -103,7 +103,7 @@ impl Choice {
         stops: &[String],
     ) -> (Vec<Delta>, Ended) {
         let call_complete = self.one_call && self.is_complete;
-        let FinishedReply { events, reply, stopped, reasoning_tokens, .. } =
+        let FinishedReply { events, mut reply, stopped, reasoning_tokens, .. } =
             self.assembler.clone().finish();
         // What follows the one call is not wanted.
         let mut deltas = if call_complete { vec![] } else { self.deltas(events) };
@@ -124,6 +124,16 @@ impl Choice {
             _ if reply.tool_calls.is_empty() => End::Stop,
             _ => End::ToolCalls,
         };
+        // A model that ended its turn has only forgotten to close its call.
+        if end == End::Length {
+            reply.take_open_call();
+        } else {
+            for delta in &mut deltas {
+                if let Delta::CallEnd { complete, .. } = delta {
+                    *complete = true;
+                }
+            }
+        }
         let logprobs = self.logprobs.is_some().then_some(self.given);
         let call_ids = self.call_ids;
         (deltas, Ended { end, reply, call_ids, logprobs, usage, reasoning_tokens })
@@ -146,8 +156,8 @@ impl Choice {
                     Delta::CallStart { index, id, name }
                 }
                 Event::ToolCallArguments { index, json } => Delta::CallArguments { index, json },
-                Event::ToolCallEnd { index, .. } => {
-                    deltas.push(Delta::CallEnd { index });
+                Event::ToolCallEnd { index, closed, .. } => {
+                    deltas.push(Delta::CallEnd { index, complete: closed });
                     if self.one_call {
                         self.is_complete = true;
                         return deltas;

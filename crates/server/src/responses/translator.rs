@@ -75,7 +75,8 @@ impl Translator {
             }
             Delta::CallStart { id, name, .. } => self.call(id, &name),
             Delta::CallArguments { json, .. } => self.call_arguments(json),
-            Delta::CallEnd { .. } => self.close(Status::Completed),
+            Delta::CallEnd { complete: true, .. } => self.close(Status::Completed),
+            Delta::CallEnd { complete: false, .. } => self.close(Status::Incomplete),
         }
     }
 

@@ -136,7 +136,7 @@ fn thinking_answer_and_call_come_in_order() {
         content("is."),
     ];
     deltas.extend(call(0, "f", &["{\"a\":", "1}"]));
-    deltas.push(Delta::CallEnd { index: 0 });
+    deltas.push(Delta::CallEnd { index: 0, complete: true });
     let events = run(ThinkingForm::default(), deltas, End::ToolCalls);
     assert_eq!(
         kinds(&events),
@@ -206,9 +206,9 @@ fn thinking_stands_for_a_summary_where_one_is_asked_for() {
 #[test]
 fn several_calls_and_what_is_said_behind_them_are_items_of_their_own() {
     let mut deltas = call(0, "f", &["{}"]);
-    deltas.push(Delta::CallEnd { index: 0 });
+    deltas.push(Delta::CallEnd { index: 0, complete: true });
     deltas.extend(call(1, "ns__g", &["{}"]));
-    deltas.push(Delta::CallEnd { index: 1 });
+    deltas.push(Delta::CallEnd { index: 1, complete: true });
     deltas.push(content("Behind."));
     let events = run(ThinkingForm::default(), deltas, End::ToolCalls);
     let output = events.last().unwrap()["response"]["output"].clone();
@@ -222,7 +222,7 @@ fn several_calls_and_what_is_said_behind_them_are_items_of_their_own() {
 #[test]
 fn custom_tools_are_given_their_text() {
     let mut deltas = call(0, "patch", &["{\"input\":", "\"a\\nb\"}"]);
-    deltas.push(Delta::CallEnd { index: 0 });
+    deltas.push(Delta::CallEnd { index: 0, complete: true });
     let events = run(ThinkingForm::default(), deltas, End::ToolCalls);
     assert_eq!(
         kinds(&events)[2..],
