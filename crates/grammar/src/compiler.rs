@@ -141,21 +141,10 @@ impl Tools {
     fn compile(&self, grammar: &Grammar) -> Result<Box<dyn Matcher>, GrammarError> {
         let top = match grammar {
             Grammar::JsonSchema(text) => {
-                bound("the schema's size in bytes", text.len(), TEXT_BYTES_MAX)?;
-                let schema = json_schema::parse(text)?;
-                TopLevelGrammar::from_json_schema(json_schema::close(&schema, &schema)?)
+                TopLevelGrammar::from_json_schema(closed_schema(Some(text))?)
             }
-            Grammar::JsonObject => {
-                let schema = serde_json::json!({"type": "object"});
-                TopLevelGrammar::from_json_schema(json_schema::close(&schema, &schema)?)
-            }
-            Grammar::Regex(regex) => {
-                bound("the expression's size in bytes", regex.len(), REGEX_BYTES_MAX)?;
-                if regex.is_empty() {
-                    return Err(GrammarError::Refused("the regular expression is empty".into()));
-                }
-                TopLevelGrammar::from_regex(without_anchors(regex))
-            }
+            Grammar::JsonObject => TopLevelGrammar::from_json_schema(closed_schema(None)?),
+            Grammar::Regex(regex) => TopLevelGrammar::from_regex(checked_regex(regex)?),
             Grammar::Lark(text) => {
                 let barred = |name: &str| self.vocabulary.barred.iter().any(|token| token == name);
                 TopLevelGrammar::from_lark(lark::close(text, barred)?)
@@ -191,6 +180,27 @@ pub(crate) fn bound(what: &'static str, value: usize, bound: usize) -> Result<()
     match value > bound {
         true => Err(GrammarError::TooLarge { what, value, bound }),
         false => Ok(()),
+    }
+}
+
+/// The schema of that text, or without one that of any object, rewritten to stand alone.
+pub(crate) fn closed_schema(text: Option<&str>) -> Result<serde_json::Value, GrammarError> {
+    let schema = match text {
+        Some(text) => {
+            bound("the schema's size in bytes", text.len(), TEXT_BYTES_MAX)?;
+            json_schema::parse(text)?
+        }
+        None => serde_json::json!({"type": "object"}),
+    };
+    json_schema::close(&schema, &schema)
+}
+
+/// An expression within its bounds, without the anchors at its ends.
+pub(crate) fn checked_regex(regex: &str) -> Result<&str, GrammarError> {
+    bound("the expression's size in bytes", regex.len(), REGEX_BYTES_MAX)?;
+    match regex.is_empty() {
+        true => Err(GrammarError::Refused("the regular expression is empty".into())),
+        false => Ok(without_anchors(regex)),
     }
 }
 

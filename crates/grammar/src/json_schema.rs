@@ -53,13 +53,13 @@ const PLAIN: [&str; 14] = [
 ];
 const PLAIN_NUMBERS: [&str; 3] = ["exclusiveMinimum", "exclusiveMaximum", "multipleOf"];
 /// Keywords whose value is a schema.
-const ONE: [&str; 3] = ["additionalProperties", "items", "additionalItems"];
+pub(crate) const ONE: [&str; 3] = ["additionalProperties", "items", "additionalItems"];
 /// Keywords whose value is a list of schemas.
-const LIST: [&str; 4] = ["anyOf", "oneOf", "allOf", "prefixItems"];
+pub(crate) const LIST: [&str; 4] = ["anyOf", "oneOf", "allOf", "prefixItems"];
 /// Keywords whose value is a map of schemas.
-const MAP: [&str; 2] = ["properties", "patternProperties"];
+pub(crate) const MAP: [&str; 2] = ["properties", "patternProperties"];
 /// Keywords that constrain and cannot be enforced.
-const UNSUPPORTED: [&str; 18] = [
+pub(crate) const UNSUPPORTED: [&str; 18] = [
     "not",
     "if",
     "then",
@@ -273,7 +273,7 @@ impl Closer<'_> {
 }
 
 /// The value of a plain keyword, checked as far as the compiler does not do it well.
-fn checked(keyword: &str, value: &Value, place: &str) -> Result<Value, GrammarError> {
+pub(crate) fn checked(keyword: &str, value: &Value, place: &str) -> Result<Value, GrammarError> {
     let (most, what) = match keyword {
         "minItems" | "maxItems" | "minProperties" | "maxProperties" => {
             (ITEMS_MAX, "a bound on a count")

@@ -9,7 +9,8 @@
 //! * [`Compiler::compile`] makes a [`Matcher`](calla_engine::structure::Matcher) from a
 //!   [`Grammar`](calla_engine::structure::Grammar): a JSON schema, any JSON object, a regular expression or
 //!   a grammar in llguidance's Lark.
-//! * [`tool_calls`] writes the grammar that a forced tool choice asks for.
+//! * [`tool_calls`] writes the grammar that a forced tool choice asks for, [`tool_calls_or`] that of a reply which may
+//!   call a tool, and otherwise has a form of its own.
 //!
 //! Three promises:
 //! * A control token never counts as text: `<|im_end|>` in a string can only be spelt with ordinary tokens.
@@ -42,6 +43,7 @@ mod compiler;
 mod error;
 mod json_schema;
 mod lark;
+mod lenient;
 mod matcher;
 mod parameter_value;
 mod tool_calls;
@@ -49,4 +51,4 @@ mod vocabulary;
 
 pub use compiler::Compiler;
 pub use error::GrammarError;
-pub use tool_calls::{ToolChoice, tool_calls};
+pub use tool_calls::{ToolChoice, tool_calls, tool_calls_or};

@@ -5,8 +5,9 @@
 //! feed. `<tool_call>` and `</tool_call>` are added tokens, the other tags are text.
 
 use crate::GrammarError;
-use crate::compiler::TEXT_BYTES_MAX;
+use crate::compiler::{TEXT_BYTES_MAX, checked_regex, closed_schema};
 use crate::json_schema;
+use crate::lenient::{relaxed_parameters, type_only};
 use crate::parameter_value::{Forms, text_terminal};
 use calla_engine::structure::Grammar;
 use serde_json::{Map, Value};
@@ -55,13 +56,48 @@ const EXTRA_KEY: &str = "/[A-Za-z_][A-Za-z0-9_.\\-]{0,63}/";
 /// parameter that the schema does not list may come, behind the others, only if `additionalProperties`
 /// is given and is not false.
 ///
+/// Of a tool without `"strict": true`, what cannot be enforced is left out: keywords such as `not` or `uniqueItems`,
+/// formats and patterns that the compiler does not know, and of a parameter that cannot be written as a grammar
+/// otherwise all but its type. Of a strict one it is an error.
+///
 /// # Errors
-/// If there is no such function, if a name cannot stand in a tag, or if a schema cannot be enforced.
+/// If there is no such function, if a name cannot stand in a tag, or if the schema of a strict tool cannot be enforced.
 pub fn tool_calls(
     tools: &[Value],
     choice: &ToolChoice,
     parallel: bool,
 ) -> Result<Grammar, GrammarError> {
+    Ok(Grammar::Lark(format!("start: calls\n{}", calls(tools, choice, parallel)?)))
+}
+
+/// The grammar of a reply that either calls tools, like that of [`tool_calls`] with any choice, or is an answer of
+/// the form `answer`: what `response_format` and tools ask for together.
+///
+/// # Errors
+/// Those of [`tool_calls`]; those of compiling `answer`, as far as they show in its text; if `answer` is a Lark grammar,
+/// which cannot be joined with another.
+pub fn tool_calls_or(
+    tools: &[Value],
+    parallel: bool,
+    answer: &Grammar,
+) -> Result<Grammar, GrammarError> {
+    let answer = match answer {
+        Grammar::JsonSchema(text) => format!("%json {}", closed_schema(Some(text))?),
+        Grammar::JsonObject => format!("%json {}", closed_schema(None)?),
+        Grammar::Regex(regex) => {
+            format!("/{}/", llguidance::regex_to_lark(checked_regex(regex)?, ""))
+        }
+        Grammar::Lark(_) => {
+            let words = "a Lark grammar cannot be joined with tools: write the calls as rules of it, or offer no tools";
+            return Err(GrammarError::Refused(words.into()));
+        }
+    };
+    let calls = calls(tools, &ToolChoice::Required, parallel)?;
+    Ok(Grammar::Lark(format!("start: calls | answer\nanswer: {answer}\n{calls}")))
+}
+
+/// The rule `calls` and all that it refers to.
+fn calls(tools: &[Value], choice: &ToolChoice, parallel: bool) -> Result<String, GrammarError> {
     crate::compiler::bound("the number of tools", tools.len(), TOOLS_MAX)?;
     let mut writer = Writer { text: String::new(), shared: HashMap::new(), parameters: 0 };
     let mut names = BTreeSet::new();
@@ -84,11 +120,15 @@ pub fn tool_calls(
             return Err(in_tool(format!("it nests deeper than {NESTING_MAX} levels")));
         }
         let parameters = function.get("parameters").or_else(|| function.get("input_schema"));
-        writer.function(index, name, parameters.unwrap_or(&Value::Null)).map_err(|error| {
-            match error {
-                GrammarError::Tool { reason, .. } => in_tool(reason),
-                error => in_tool(error.to_string()),
-            }
+        let parameters = parameters.unwrap_or(&Value::Null);
+        let is_strict = [function, tool].iter().any(|at| at.get("strict") == Some(&true.into()));
+        let written = match is_strict {
+            true => writer.function(index, name, parameters, true),
+            false => writer.function(index, name, &relaxed_parameters(parameters), false),
+        };
+        written.map_err(|error| match error {
+            GrammarError::Tool { reason, .. } => in_tool(reason),
+            error => in_tool(error.to_string()),
         })?;
         rules.push(format!("f{index}"));
         crate::compiler::bound(
@@ -108,10 +148,10 @@ pub fn tool_calls(
     }
     let more = if parallel { " (\"\\n\" call)*" } else { "" };
     let head = format!(
-        "start: call{more}\ncall: <tool_call> \"\\n\" ({}) \"</function>\\n\" </tool_call>\n",
+        "calls: call{more}\ncall: <tool_call> \"\\n\" ({}) \"</function>\\n\" </tool_call>\n",
         rules.join(" | ")
     );
-    Ok(Grammar::Lark(head + VALUES + &writer.text))
+    Ok(head + VALUES + &writer.text)
 }
 
 struct Writer {
@@ -125,7 +165,13 @@ struct Writer {
 
 impl Writer {
     /// Adds the rule `fN` of a call, from `<function=` up to its last argument.
-    fn function(&mut self, index: usize, name: &str, schema: &Value) -> Result<(), GrammarError> {
+    fn function(
+        &mut self,
+        index: usize,
+        name: &str,
+        schema: &Value,
+        is_strict: bool,
+    ) -> Result<(), GrammarError> {
         let parameters = Parameters::new(schema)?;
         self.parameters += parameters.listed.len();
         let what = "the number of parameters of all tools";
@@ -138,14 +184,14 @@ impl Writer {
             }
             check_name(key).map_err(tool_error)?;
             let value = self
-                .value(schema, parameters.root)
+                .value_or_type(schema, parameters.root, is_strict)
                 .map_err(|error| tool_error(format!("parameter {key:?}: {error}")))?;
             let open = quoted(&format!("<parameter={key}>{}", value.before()));
             let argument = self.name("p", format!("{open} {}", value.name()));
             let _ = write!(rule, " {argument}{}", if required { "" } else { "?" });
         }
         if let Some(schema) = parameters.extra {
-            let value = self.value(schema, parameters.root)?;
+            let value = self.value_or_type(schema, parameters.root, is_strict)?;
             let listed: Vec<String> =
                 parameters.listed.iter().map(|(key, _)| quoted(key)).collect();
             let but = match listed.is_empty() {
@@ -171,6 +217,22 @@ impl Writer {
             name
         });
         name.clone()
+    }
+
+    /// Like [`Self::value`], but unless it has to be strict, a schema that cannot be written stands for its type.
+    fn value_or_type(
+        &mut self,
+        schema: &Value,
+        root: &Value,
+        is_strict: bool,
+    ) -> Result<Written, GrammarError> {
+        match self.value(schema, root) {
+            // No value at all is no mistake in writing.
+            Err(_) if !is_strict && *schema != Value::Bool(false) => {
+                self.value(&type_only(schema), root)
+            }
+            value => value,
+        }
     }
 
     /// Adds what a value and its closing tag need.

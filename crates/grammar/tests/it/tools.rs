@@ -2,12 +2,16 @@
 
 use crate::fixtures::{Fixture, demo, published};
 use calla_engine::structure::Grammar;
-use calla_grammar::{GrammarError, ToolChoice, tool_calls};
+use calla_grammar::{GrammarError, ToolChoice, tool_calls, tool_calls_or};
 use calla_text::{ReplyAssembler, ReplyForm, ToolCall};
 use serde_json::{Value, json};
 
 fn tool(name: &str, parameters: Value) -> Value {
     json!({"type": "function", "function": {"name": name, "parameters": parameters}})
+}
+
+fn strict(name: &str, parameters: Value) -> Value {
+    json!({"type": "function", "function": {"name": name, "strict": true, "parameters": parameters}})
 }
 
 fn tools() -> Vec<Value> {
@@ -182,24 +186,36 @@ fn odd_tools_are_refused_by_name() {
     refused(&[json!({})], &any, "it has no name");
     refused(&[tool("a>b", json!({}))], &any, "\"a>b\"");
     refused(&[tool("", json!({}))], &any, "is empty");
-    refused(&[tool("a", json!({})), tool("a", json!({}))], &any, "another tool has this name");
-    refused(&[tool("a", json!({"properties": {"x\ny": {}}}))], &any, "control character");
+    refused(&[strict("a", json!({})), strict("a", json!({}))], &any, "another tool has this name");
+    refused(&[strict("a", json!({"properties": {"x\ny": {}}}))], &any, "control character");
     refused(
-        &[tool("a", json!({"properties": {"x": {"type": "object", "not": {}}}}))],
+        &[strict("a", json!({"properties": {"x": {"type": "object", "not": {}}}}))],
         &any,
         "\"not\"",
     );
-    refused(&[tool("a", json!({"properties": {"x": {"$ref": "http://a/b"}}}))], &any, "http://a/b");
     refused(
-        &[tool("a", json!({"properties": {"x": {"$ref": "#/properties/x"}}}))],
+        &[strict("a", json!({"properties": {"x": {"$ref": "http://a/b"}}}))],
+        &any,
+        "http://a/b",
+    );
+    refused(
+        &[strict("a", json!({"properties": {"x": {"$ref": "#/properties/x"}}}))],
         &any,
         "circles",
     );
-    refused(&[tool("a", json!({"type": "array"}))], &any, "the type of `parameters`");
-    refused(&[tool("a", json!({"anyOf": []}))], &any, "anyOf");
-    refused(&[tool("a", json!([]))], &any, "`parameters` is not an object");
-    refused(&[tool("a", json!({"properties": {"x": {"enum": ["</parameter>"]}}}))], &any, "a tag");
-    refused(&[tool("a", json!({"properties": {"x": false}, "required": ["x"]}))], &any, "no value");
+    refused(&[strict("a", json!({"type": "array"}))], &any, "the type of `parameters`");
+    refused(&[strict("a", json!({"anyOf": []}))], &any, "anyOf");
+    refused(&[strict("a", json!([]))], &any, "`parameters` is not an object");
+    refused(
+        &[strict("a", json!({"properties": {"x": {"enum": ["</parameter>"]}}}))],
+        &any,
+        "a tag",
+    );
+    refused(
+        &[strict("a", json!({"properties": {"x": false}, "required": ["x"]}))],
+        &any,
+        "no value",
+    );
 }
 
 #[test]
@@ -215,8 +231,8 @@ fn what_a_parameter_cannot_enforce_is_refused() {
         (json!({"type": "object", "unevaluatedProperties": false}), "unevaluatedProperties"),
         (json!({"enum": ["a"], "pattern": "b"}), "pattern"),
     ] {
-        let inner = tool("a", json!({"properties": {"x": schema}}));
-        let extra = tool("a", json!({"additionalProperties": schema}));
+        let inner = strict("a", json!({"properties": {"x": schema}}));
+        let extra = strict("a", json!({"additionalProperties": schema}));
         for tool in [inner, extra] {
             let error = tool_calls(&[tool], &ToolChoice::Required, false).unwrap_err();
             assert!(error.to_string().contains(&format!("{keyword:?}")), "{schema}: {error}");
@@ -225,13 +241,13 @@ fn what_a_parameter_cannot_enforce_is_refused() {
     for beside in [json!({"not": {}}), json!({"required": ["y"]}), json!({"then": {}})] {
         let mut parameters = json!({"$ref": "#/$defs/p", "$defs": {"p": {"type": "object"}}});
         let one = |parameters| {
-            tool_calls(&[tool("a", parameters)], &ToolChoice::Required, false).map(|_| ())
+            tool_calls(&[strict("a", parameters)], &ToolChoice::Required, false).map(|_| ())
         };
         assert_eq!(one(parameters.clone()), Ok(()));
         parameters.as_object_mut().unwrap().extend(beside.as_object().unwrap().clone());
         assert!(one(parameters).is_err(), "{beside}");
     }
-    let idle = tool("a", json!({"properties": {"x": {"type": "array", "uniqueItems": false}}}));
+    let idle = strict("a", json!({"properties": {"x": {"type": "array", "uniqueItems": false}}}));
     assert!(tool_calls(&[idle], &ToolChoice::Required, false).is_ok());
 }
 
@@ -309,4 +325,160 @@ fn a_text_value_may_be_nearly_anything() {
         let ids = fixture.tokenizer.encode_text(&format!("\n{value}")).unwrap();
         assert!(fixture.follow(&mut *matcher, &ids).is_some(), "{value:?}");
     }
+}
+
+/// `response_format` beside tools: a call or an answer of that form, and nothing else.
+#[test]
+fn a_call_or_an_answer_of_a_form() {
+    let schema = json!({"type": "object", "properties": {"n": {"$ref": "#/$defs/n"}}, "required": ["n"],
+        "additionalProperties": false, "$defs": {"n": {"type": "integer"}}});
+    let both = format!("{WEATHER}\n{NOW}");
+    let answers = [
+        (Grammar::JsonSchema(schema.to_string()), "{\"n\": 5}", "{\"n\": \"5\"}"),
+        (Grammar::JsonObject, "{\"a\": [1]}", "[1]"),
+        (Grammar::Regex("^(yes|n/o)$".into()), "n/o", "maybe"),
+        (Grammar::Regex("[a-z ]*".into()), "so it is", "SO"),
+    ];
+    for fixture in [Some(demo()), published()].into_iter().flatten() {
+        for (answer, good, bad) in &answers {
+            let one = tool_calls_or(&tools(), false, answer).unwrap();
+            let more = tool_calls_or(&tools(), true, answer).unwrap();
+            for (grammar, reply, expected) in [
+                (&one, *good, true),
+                (&one, *bad, false),
+                (&one, WEATHER, true),
+                (&one, NOW, true),
+                (&one, &*both, false),
+                (&more, &*both, true),
+                (&more, *good, true),
+                (&more, &*format!("{good}\n{NOW}"), false),
+                (&more, &*format!("{NOW}\n{good}"), false),
+                (&one, &*WEATHER.replace("-23.5", "-123.5"), false),
+            ] {
+                assert_eq!(fits(fixture, grammar, reply), expected, "{answer:?} {reply}");
+            }
+        }
+    }
+    let fixture = demo();
+    for seed in 0..30 {
+        let grammar = tool_calls_or(&tools(), true, &answers[0].0).unwrap();
+        let Some(ids) = fixture.sample(&grammar, seed, 60, &CALL_ENDS) else { continue };
+        let (content, calls) = read(fixture, &ids, &tools());
+        let is_answer = serde_json::from_str::<Value>(&content).is_ok_and(|v| v["n"].is_number());
+        let text = fixture.tokenizer.decode(&ids, false);
+        assert!(is_answer == calls.is_empty(), "{text}");
+    }
+    let lark = Grammar::Lark("start: \"a\"".into());
+    let error = tool_calls_or(&tools(), false, &lark).unwrap_err();
+    assert!(error.to_string().contains("Lark"), "{error}");
+    assert_eq!(tool_calls_or(&[], false, &Grammar::JsonObject), Err(GrammarError::NoTools));
+    for broken in [Grammar::JsonSchema("{".into()), Grammar::Regex(String::new())] {
+        assert!(tool_calls_or(&tools(), false, &broken).is_err());
+    }
+}
+
+/// A string in JSON may hold the tags of the format, and is read back whole.
+#[test]
+fn tags_in_a_string_of_json_are_read_back() {
+    let fixture = demo();
+    let tools = [tool("f", json!({"properties": {"o": {"type": "object"}}}))];
+    let grammar = tool_calls(&tools, &ToolChoice::Required, false).unwrap();
+    let value = json!({"k": "</parameter></function> \n<parameter=o>"});
+    let reply = format!(
+        "<tool_call>\n<function=f>\n<parameter=o>\n{value}\n</parameter>\n</function>\n</tool_call>"
+    );
+    assert!(fits(fixture, &grammar, &reply));
+    let (_, calls) = read(fixture, &fixture.tokenizer.encode_raw(&reply).unwrap(), &tools);
+    assert_eq!(calls[0].arguments["o"], value);
+}
+
+/// Schemas as agents and MCP servers send them: a forced call of each compiles, and keeps to the types.
+#[test]
+fn tools_of_agents_are_enforced_as_far_as_possible() {
+    let fixture = demo();
+    let mcp = json!({
+        "$schema": "http://json-schema.org/draft-07/schema#",
+        "type": "object",
+        "properties": {
+            "path": {"type": "string", "minLength": 1, "pattern": "^(?!\\.\\.)[^\\0]+$"},
+            "url": {"type": "string", "format": "uri"},
+            "glob": {"type": "string", "format": "glob", "default": "**"},
+            "limit": {"type": "integer", "exclusiveMinimum": 0, "maximum": 9_007_199_254_740_991_i64},
+            "name": {"type": ["string", "null"]},
+            "ratio": {"anyOf": [{"type": "number"}, {"type": "null"}], "default": null},
+            "level": {"enum": ["low", 1, true, null]},
+            "tags": {"type": "array", "items": {"type": "string"}, "uniqueItems": true},
+            "edits": {"type": "array", "items": {"$ref": "#/definitions/edit"}, "minItems": 1},
+            "env": {"type": "object", "additionalProperties": {"type": "string"}, "propertyNames": {"pattern": "^A"}},
+            "any": {"type": "object", "additionalProperties": {}, "not": {"required": ["x"]}},
+            "choice": {"oneOf": [{"type": "string"}, {"type": "string", "minLength": 3}]},
+            "odd": {"type": "integer", "allOf": [{"minimum": 0}, {"not": {}}]},
+            "elsewhere": {"$ref": "https://example.com/x.json"},
+            "circle": {"$ref": "#/properties/circle"},
+        },
+        "required": ["path", "limit"],
+        "additionalProperties": false,
+        "anyOf": [{"required": ["path"]}, {"required": ["url"]}],
+        "definitions": {"edit": {"type": "object", "properties": {"old": {"type": "string"}}, "if": {}, "then": {}}},
+    });
+    let many: Value = (0..48)
+        .map(|i| {
+            (
+                format!("option_{i}"),
+                json!({"type": (["string", "integer", "boolean"][i % 3]), "default": null}),
+            )
+        })
+        .collect::<serde_json::Map<_, _>>()
+        .into();
+    let tools = [
+        tool("mcp", mcp.clone()),
+        tool("many", json!({"type": "object", "properties": many})),
+        tool("empty", json!({})),
+        json!({"type": "function", "function": {"name": "none"}}),
+        tool(
+            "joined",
+            json!({"type": "object", "oneOf": [{"properties": {"a": {}}}, {"properties": {"b": {}}}]}),
+        ),
+        tool(
+            "reference",
+            json!({"$ref": "#/$defs/p", "required": ["x"], "$defs": {"p": {"properties": {"x": {"type": "integer"}}}}}),
+        ),
+    ];
+    let grammar = tool_calls(&tools, &ToolChoice::Required, true).unwrap();
+    let call = |name: &str, arguments: &[(&str, &str)]| {
+        let mut text = format!("<tool_call>\n<function={name}>\n");
+        for (key, value) in arguments {
+            text += &format!("<parameter={key}>\n{value}\n</parameter>\n");
+        }
+        text + "</function>\n</tool_call>"
+    };
+    let (path, limit) = (("path", "../a"), ("limit", "5"));
+    for (reply, expected) in [
+        (call("mcp", &[path, limit]), true),
+        (call("mcp", &[limit]), false),
+        (call("mcp", &[path, ("limit", "0")]), false),
+        (call("mcp", &[("path", ""), limit]), false),
+        (call("mcp", &[path, ("glob", "*.rs"), limit, ("name", "null"), ("ratio", "0.5")]), true),
+        (call("mcp", &[path, limit, ("level", "true"), ("tags", "[\"a\", \"a\"]")]), true),
+        (call("mcp", &[path, limit, ("level", "high")]), false),
+        (call("mcp", &[path, limit, ("edits", "[{\"old\": \"\"}]")]), true),
+        (call("mcp", &[path, limit, ("edits", "[]")]), false),
+        (call("mcp", &[path, limit, ("env", "{\"B\": \"1\"}"), ("any", "{\"x\": 1}")]), true),
+        (call("mcp", &[path, limit, ("env", "{\"B\": 1}")]), false),
+        (call("mcp", &[path, limit, ("choice", "abc"), ("odd", "3"), ("elsewhere", "x")]), true),
+        (call("mcp", &[path, limit, ("odd", "x")]), false),
+        (call("mcp", &[path, limit, ("circle", "round")]), true),
+        (call("mcp", &[path, limit, ("more", "1")]), false),
+        (call("many", &[]), true),
+        (call("many", &[("option_1", "7"), ("option_2", "true"), ("option_47", "false")]), true),
+        (call("many", &[("option_1", "x")]), false),
+        (call("empty", &[]), true),
+        (call("none", &[]), true),
+        (call("joined", &[("b", "x")]), true),
+        (call("reference", &[("x", "1")]), true),
+        (call("reference", &[("x", "one")]), false),
+    ] {
+        assert_eq!(fits(fixture, &grammar, &reply), expected, "{reply}");
+    }
+    assert!(tool_calls(&[strict("mcp", mcp)], &ToolChoice::Required, true).is_err());
 }
