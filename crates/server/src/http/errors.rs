@@ -65,13 +65,14 @@ pub(super) async fn catch_panic(request: Request, next: Next) -> Response {
     })
 }
 
-/// Answers 503 once the server stops: on a connection that lives on, only what has begun is finished.
+/// Answers 503 once the server stops: on a connection that lives on, only what has begun is finished. Health
+/// is told still, by its own handler.
 pub(super) async fn refuse_while_stopping(
     State(stop): State<CancellationToken>,
     request: Request,
     next: Next,
 ) -> Response {
-    if !stop.is_cancelled() {
+    if !stop.is_cancelled() || request.uri().path() == "/health" {
         return next.run(request).await;
     }
     let error = ApiError::new(ErrorKind::Unavailable, "the server is shutting down")
