@@ -1,7 +1,7 @@
 //! `GET /openapi.json` and a page that shows it.
 
 use crate::app::App;
-use crate::{health, metrics, openai, responses, tokens};
+use crate::{anthropic, health, metrics, openai, responses, tokens};
 use axum::Router;
 use axum::http::header::{CONTENT_SECURITY_POLICY, CONTENT_TYPE};
 use axum::response::IntoResponse;
@@ -30,6 +30,7 @@ static OPENAPI: LazyLock<Value> = LazyLock::new(|| {
     let mut api = Api::openapi();
     api.merge(openai::Api::openapi());
     api.merge(responses::Api::openapi());
+    api.merge(anthropic::Api::openapi());
     serde_json::to_value(&api).unwrap_or_default()
 });
 

@@ -3,6 +3,7 @@
 //! What this crate never does: it loads no weights and names no backend (it is given a function that does),
 //! and it opens no connection of its own.
 
+mod anthropic;
 mod app;
 mod dialect;
 mod docs;

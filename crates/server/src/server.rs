@@ -8,7 +8,7 @@ use crate::http::{self, Access, AccessError, Limits, ListenError, Listener};
 use crate::metrics::Metrics;
 use crate::model::Model;
 use crate::responses::Store;
-use crate::{docs, health, metrics, openai, page, responses, tokens};
+use crate::{anthropic, docs, health, metrics, openai, page, responses, tokens};
 use axum::Router;
 use axum::routing::{get, post};
 use std::net::SocketAddr;
@@ -123,6 +123,7 @@ impl Server {
 fn router(app: App) -> Router {
     Router::new()
         .merge(openai::routes())
+        .merge(anthropic::routes())
         .merge(page::routes())
         .merge(responses::routes())
         .merge(docs::routes())
