@@ -6,10 +6,13 @@ import { HOSTILE } from "./cases-markdown.mjs";
 import { Driver, until } from "./driver.mjs";
 import { startServer } from "./real-server.mjs";
 
-/** Opens the page with greedy sampling, so that the demo answers what it has learnt. */
+/**
+ * Opens the page with greedy sampling, so that the demo answers what it has learnt, and a bound on the reply, as it
+ * may never end when asked for something else.
+ */
 async function open(browser, url, options = {}) {
   const page = await Driver.open(browser, url, options);
-  await page.page.evaluate(() => localStorage.setItem("calla.settings", '{"temperature":0,"thinking":false}'));
+  await page.page.evaluate(() => localStorage.setItem("calla.settings", '{"temperature":0,"thinking":false,"max_tokens":300}'));
   await page.page.reload();
   await page.shows("#status-text", "Ready");
   return page;
@@ -63,7 +66,9 @@ async function stops(browser, server) {
   await page.idle();
   await page.shows(".reply-foot", "Stopped.");
   await until("running to be 0", async () => (await server.health()).running === 0);
+  await page.click("Clear");
   await page.ask("12 + 30 = ?");
+  assert.match(await page.text(".assistant .markdown"), /42/, "the server goes on");
   await page.close();
 }
 

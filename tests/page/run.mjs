@@ -42,6 +42,10 @@ async function check(name, run) {
   } catch (error) {
     failures.push(name);
     console.log(`FAIL  ${name}\n${String(error.stack).replace(/^/gm, "      ")}`);
+  } finally {
+    // A page left open by a failure would keep its request running.
+    const others = browser.browserContexts().filter((context) => context !== browser.defaultBrowserContext());
+    await Promise.all(others.map((context) => context.close().catch(() => {})));
   }
 }
 
