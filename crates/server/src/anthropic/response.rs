@@ -233,22 +233,18 @@ impl StreamEvent {
 
 /// What is added to a block.
 #[derive(Clone, Debug, Serialize, ToSchema)]
-#[serde(tag = "type", rename_all = "snake_case")]
+#[serde(tag = "type")]
 #[schema(as = anthropic::BlockDelta)]
 pub(crate) enum BlockDelta {
-    ThinkingDelta {
-        thinking: String,
-    },
-    SignatureDelta {
-        signature: String,
-    },
-    TextDelta {
-        text: String,
-    },
+    #[serde(rename = "thinking_delta")]
+    Thinking { thinking: String },
+    #[serde(rename = "signature_delta")]
+    Signature { signature: String },
+    #[serde(rename = "text_delta")]
+    Text { text: String },
     /// A piece of the JSON of a call's input.
-    InputJsonDelta {
-        partial_json: String,
-    },
+    #[serde(rename = "input_json_delta")]
+    InputJson { partial_json: String },
 }
 
 /// How a streamed message ended.

@@ -95,11 +95,11 @@ impl Blocks {
         match delta {
             Delta::Reasoning(thinking) if !thinking.is_empty() => {
                 self.enter(Kind::Thinking, out);
-                self.add(BlockDelta::ThinkingDelta { thinking }, out);
+                self.add(BlockDelta::Thinking { thinking }, out);
             }
             Delta::Content(text, _) if !text.is_empty() => {
                 self.enter(Kind::Text, out);
-                self.add(BlockDelta::TextDelta { text }, out);
+                self.add(BlockDelta::Text { text }, out);
             }
             Delta::Reasoning(_) | Delta::Content(..) => {}
             Delta::CallStart { id, name, .. } => {
@@ -119,7 +119,7 @@ impl Blocks {
 
     fn add_input(&self, piece: Option<String>, out: &mut VecDeque<Item>) {
         if let Some(partial_json) = piece {
-            self.add(BlockDelta::InputJsonDelta { partial_json }, out);
+            self.add(BlockDelta::InputJson { partial_json }, out);
         }
     }
 
@@ -150,7 +150,7 @@ impl Blocks {
         let Some(kind) = self.open.take() else { return };
         self.last_piece = None;
         if kind == Kind::Thinking {
-            self.add(BlockDelta::SignatureDelta { signature: SIGNATURE.into() }, out);
+            self.add(BlockDelta::Signature { signature: SIGNATURE.into() }, out);
         }
         out.push_back(StreamEvent::ContentBlockStop { index: self.index }.into());
         self.index += 1;

@@ -1,7 +1,11 @@
 //! What requests become, and what the refused ones are told.
 
 use super::*;
+use crate::generate::render;
+use crate::model::{Model, ModelParts};
+use calla_text::{ChatTemplate, GenerationDefaults, Tokenizer};
 use serde_json::from_value;
+use std::path::Path;
 
 /// A request that says nothing but hello, with other fields over it.
 fn request(fields: &Value) -> Value {
@@ -384,4 +388,53 @@ fn counting_takes_any_last_speaker_and_needs_no_length() {
         sketches(&json!({"messages": messages, "max_tokens": null})),
         ["user: a", "assistant: b"]
     );
+}
+
+#[test]
+fn the_prompt_of_a_growing_conversation_only_grows() {
+    let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../demo");
+    let tokenizer = Tokenizer::load(&dir).unwrap();
+    let model = Model::new(ModelParts {
+        name: "demo".into(),
+        template: ChatTemplate::load(&dir).unwrap(),
+        defaults: GenerationDefaults::load(&dir).unwrap(),
+        stop_ids: tokenizer.token_id("<|im_end|>").into_iter().collect(),
+        vocab_used: tokenizer.vocab_size(),
+        context: 8192,
+        preserve_thinking: None,
+        tokenizer,
+    })
+    .unwrap();
+    let call =
+        json!({"type": "tool_use", "id": "toolu_1", "name": "add", "input": {"b": 2, "a": 1}});
+    let thinking = json!({"type": "thinking", "thinking": "I add.", "signature": "Y2FsbGE="});
+    let result = json!({"type": "tool_result", "tool_use_id": "toolu_1", "content": [text("3")]});
+    let history = json!([
+        {"role": "user", "content": [text("Add 1 and 2.")]},
+        {"role": "assistant", "content": [thinking, text("Let me see."), call]},
+        {"role": "user", "content": [result]},
+        {"role": "system", "content": "Tokens left: 900"},
+        {"role": "assistant", "content": [thinking, text("It is 3.")]},
+        {"role": "user", "content": [text("Thank you.")]},
+    ]);
+    let history = history.as_array().unwrap();
+    let ids = |turns: usize| {
+        let attribution =
+            format!("x-anthropic-billing-header: cc_version=2.1.{turns}; cch={turns:05x};");
+        let chat = chat_of(&json!({
+            "system": [text(&attribution), text("You are an agent."), text("Be brief.")],
+            "tools": [{"name": "add", "input_schema": {"type": "object"}}],
+            "thinking": {"type": "adaptive"},
+            "context_management": {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]},
+            "messages": history[..turns],
+        }));
+        render(&model, &chat).unwrap().0
+    };
+    let opening = model.parts().tokenizer.encode_raw("<|im_start|>assistant\n<think>\n").unwrap();
+    let prompts = [ids(1), ids(4), ids(6)];
+    for pair in prompts.windows(2) {
+        assert!(pair[0].ends_with(&opening));
+        // The reply's turn begins alike, whether it is to be made or was.
+        assert!(pair[1].starts_with(&pair[0]) && pair[1].len() > pair[0].len());
+    }
 }
