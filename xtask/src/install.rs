@@ -1,8 +1,9 @@
 //! What the tests need beyond Rust: a C compiler (for the tokenizer's regex library) and a Python
-//! environment under `target/venv` with the peers that fixtures are made by.
+//! environment under `target/venv` with the peers that fixtures are made by. What the clients need is in
+//! `clients`.
 
 use crate::report::{Outcome, run};
-use crate::root;
+use crate::{clients, root};
 use anyhow::{Context as _, Result};
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
@@ -18,6 +19,7 @@ const APT_PACKAGES: [&str; 4] = ["build-essential", "python3", "python3-venv", "
 pub(crate) fn install() -> Result<Outcome> {
     install_apt()?;
     install_pip()?;
+    clients::install()?;
     Ok(Outcome::Passed(0))
 }
 

@@ -1,5 +1,6 @@
 //! The chores of the project as a program: the same commands on a developer's machine and in CI.
 
+mod clients;
 mod fixtures;
 mod fuzz;
 mod install;
@@ -21,9 +22,10 @@ struct Args {
 
 #[derive(Subcommand)]
 enum Chore {
-    /// Run everything that CI runs: format, lints, tidy, tests, documentation, peers' checks, fuzz smoke.
+    /// Run everything that CI runs: format, lints, tidy, tests, documentation, peers' checks, real
+    /// clients, fuzz smoke.
     Test {
-        /// First install what the tests need (apt and pip packages). Without it nothing is installed, and
+        /// First install what the tests need (apt, pip and npm packages). Without it nothing is installed, and
         /// what a missing package forbids is skipped with the reason.
         #[arg(long)]
         install: bool,
