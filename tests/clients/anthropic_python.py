@@ -35,9 +35,13 @@ def user(content):
     return [{"role": "user", "content": content}]
 
 
-def options(**more):
-    """Common arguments: greedy, and no thinking unless the case says otherwise."""
-    return {"model": MODEL, "max_tokens": 512, "temperature": 0, "thinking": OFF, **more}
+def options(temperature=0, **more):
+    """Common arguments: greedy, and no thinking unless the case says otherwise.
+
+    The package has no argument for the temperature; it goes beside the others.
+    """
+    extra = {"temperature": temperature}
+    return {"model": MODEL, "max_tokens": 512, "thinking": OFF, "extra_body": extra, **more}
 
 
 def ask(content, **more):
@@ -138,9 +142,7 @@ def tools_forced_stream():
 def count_tokens():
     arguments = {"model": MODEL, "system": "You are a helpful assistant.", "tools": [TOOL], "thinking": OFF}
     count = client.messages.count_tokens(messages=user(WEATHER_QUESTION), **arguments).input_tokens
-    used = client.messages.create(
-        messages=user(WEATHER_QUESTION), max_tokens=64, temperature=0, **arguments
-    ).usage
+    used = client.messages.create(messages=user(WEATHER_QUESTION), max_tokens=64, **arguments).usage
     total = used.input_tokens + used.cache_read_input_tokens + (used.cache_creation_input_tokens or 0)
     expect(count == total, f"counted {count}, used {used}")
     return f"{count} tokens"

@@ -24,6 +24,7 @@ from harness import (
 
 suite = Suite("litellm")
 litellm.telemetry = False
+litellm.suppress_debug_info = True
 TOOL = {"type": "function", "function": WEATHER}
 OPENAI = {
     "model": "openai/demo",
@@ -98,7 +99,7 @@ def reasoning():
 @suite.case
 def responses():
     reply = litellm.responses(
-        model="openai/gpt-5",
+        model="openai/gpt-5.1",
         input="12 + 30 = ?",
         api_base=f"{URL}/v1",
         api_key="none",
