@@ -336,7 +336,8 @@ mod tests {
 
     #[test]
     fn lines_are_counted() {
-        let tally = script("echo ok a; echo note; echo 'skipped: b: no key'", Duration::from_secs(9));
+        let tally =
+            script("echo ok a; echo note; echo 'skipped: b: no key'", Duration::from_secs(9));
         assert_eq!((tally.passed, tally.skipped, tally.failures.len()), (1, 1, 0));
     }
 
