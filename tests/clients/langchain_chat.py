@@ -116,7 +116,7 @@ def batch():
 
 @suite.case
 def responses_api():
-    model = chat(use_responses_api=True, extra_body=None, reasoning={"effort": "none"})
+    model = chat(use_responses_api=True, extra_body=None, reasoning={"effort": "medium"})
     reply = model.invoke("12 + 30 = ?")
     expect(reply.text == "12 + 30 = 42", f"{reply}")
     asked = model.bind_tools([get_weather]).invoke(WEATHER_QUESTION)

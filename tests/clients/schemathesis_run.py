@@ -34,9 +34,10 @@ def run(phases):
     report = re.sub(r"\n{2,}", "\n", done.stdout)
     expect(done.returncode == 0, f"{report[-4000:]} {done.stderr[-1000:]}")
     wait_idle(30)
-    tested = re.search(r"Operations?:? .*?(\d+) ?(?:/|tested)", report)
-    generated = re.search(r"(\d[\d,]*) generated", report)
-    return f"{tested.group(1) if tested else '?'} operations, {generated.group(1) if generated else '?'} requests"
+    tested = re.search(r"Tested: +(\d+)", report)
+    generated = re.search(r"(\d+) generated", report)
+    expect(tested and generated, report[-1000:])
+    return f"{tested.group(1)} operations, {generated.group(1)} requests"
 
 
 @suite.case
