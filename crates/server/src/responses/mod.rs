@@ -17,7 +17,7 @@ use crate::http::access::Owner;
 use crate::http::json::JsonBody;
 use axum::extract::State;
 use axum::response::{IntoResponse, Response};
-use axum::routing::{get, post};
+use axum::routing::{any, get, post};
 use axum::{Extension, Json, Router};
 use request::{Plan, ResponseRequest};
 use response::ResponseObject;
@@ -35,6 +35,8 @@ pub(crate) struct Api;
 pub(crate) fn routes() -> Router<App> {
     Router::new()
         .route("/v1/responses", post(create))
+        // Else it would be an id, at which another method is wrong rather than the path.
+        .route("/v1/responses/compact", any(stored::compact))
         .route("/v1/responses/{response_id}", get(stored::retrieve).delete(stored::delete))
         .route("/v1/responses/{response_id}/cancel", post(stored::cancel))
         .route("/v1/responses/{response_id}/input_items", get(stored::input_items))

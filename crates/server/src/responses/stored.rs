@@ -96,6 +96,12 @@ pub(super) async fn cancel(
     Dialect::OpenAi.error_response(&ApiError::invalid("response_id", message))
 }
 
+/// Refuses: compacting a conversation is not offered, and clients that ask for it look for a 404.
+pub(super) async fn compact() -> Response {
+    let message = "conversations are not compacted here: shorten the input and POST /v1/responses";
+    Dialect::OpenAi.error_response(&ApiError::new(ErrorKind::NotFound, message))
+}
+
 /// Which items of a list.
 #[derive(Debug, Deserialize, IntoParams)]
 #[into_params(parameter_in = Query)]
