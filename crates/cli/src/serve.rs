@@ -61,7 +61,7 @@ pub(crate) fn run(args: ServeArgs) -> anyhow::Result<()> {
         output::note(&format!("listening on http://{address}"));
         let context = model.parts().context;
         let ready = server.when_loaded();
-        let told = tokio::spawn(async move { ready.await });
+        let told = tokio::spawn(ready);
         let serving = server.run(stop.clone());
         tokio::pin!(serving);
         tokio::select! {

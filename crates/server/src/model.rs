@@ -32,12 +32,15 @@ pub struct ModelParts {
     pub preserve_thinking: Option<bool>,
 }
 
+/// Grammars with what they compiled to, the oldest first.
+type Ready = VecDeque<(Grammar, Box<dyn Matcher>)>;
+
 /// The text side of the model that is served. Cloning shares it.
 #[derive(Clone)]
 pub struct Model {
     parts: Arc<ModelParts>,
     compiler: Compiler,
-    ready: Arc<Mutex<VecDeque<(Grammar, Box<dyn Matcher>)>>>,
+    ready: Arc<Mutex<Ready>>,
     created: u64,
     end_of_thinking: Option<Arc<EndOfThinking>>,
     tool_call_id: Option<u32>,

@@ -142,6 +142,9 @@ impl Choice {
     fn deltas(&mut self, events: Vec<Event>) -> Vec<Delta> {
         let mut deltas = Vec::with_capacity(events.len());
         for event in events {
+            if let (Some(list), false) = (&mut self.logprobs, matches!(event, Event::Content(_))) {
+                list.other();
+            }
             deltas.push(match event {
                 Event::Reasoning(text) => Delta::Reasoning(text),
                 Event::Content(text) => {

@@ -55,6 +55,13 @@ impl ContentLogprobs {
             .push_back(ContentLogprob { token: LogprobToken::new(tokenizer, id, logprob), top });
     }
 
+    /// Something other than the answer came out: tokens before the last one belong to that.
+    pub(crate) fn other(&mut self) {
+        let kept = self.held.pop_back();
+        self.held.clear();
+        self.held.extend(kept);
+    }
+
     /// Takes text of the answer that has come out; gives the tokens that are out as a whole.
     pub(crate) fn content(&mut self, text: &str) -> Vec<ContentLogprob> {
         self.text.extend_from_slice(text.as_bytes());
@@ -92,7 +99,9 @@ mod tests {
     use std::path::Path;
 
     fn joined(list: &[ContentLogprob]) -> String {
-        list.iter().map(|entry| entry.token.text()).collect()
+        // Of bytes: one character can be several tokens.
+        let bytes: Vec<u8> = list.iter().flat_map(|entry| entry.token.bytes.clone()).collect();
+        String::from_utf8(bytes).unwrap()
     }
 
     #[test]

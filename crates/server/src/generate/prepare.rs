@@ -126,7 +126,15 @@ fn grammar(chat: &Chat) -> Result<Option<Grammar>, ApiError> {
         Format::Lark(lark) => Some(Grammar::Lark(lark.clone())),
     };
     let choice = match &chat.tool_choice {
-        ToolChoice::Auto | ToolChoice::None => return Ok(answer),
+        ToolChoice::None => return Ok(answer),
+        ToolChoice::Auto => {
+            if chat.tools.is_empty() {
+                return Ok(answer);
+            }
+            let Some(answer) = answer else { return Ok(None) };
+            let grammar = calla_grammar::tool_calls_or(&chat.tools, !chat.one_call, &answer);
+            return grammar.map(Some).map_err(|error| grammar_error(&error));
+        }
         ToolChoice::Required => calla_grammar::ToolChoice::Required,
         ToolChoice::Named(name) => calla_grammar::ToolChoice::Named(name.clone()),
     };

@@ -101,8 +101,8 @@ pub(crate) struct CompletionChoice {
 #[derive(Clone, Debug, Default, Serialize, ToSchema)]
 pub(crate) struct CompletionLogprobs {
     tokens: Vec<String>,
-    token_logprobs: Vec<f32>,
-    top_logprobs: Vec<BTreeMap<String, f32>>,
+    token_logprobs: Vec<f64>,
+    top_logprobs: Vec<BTreeMap<String, f64>>,
     /// Places in the text, in characters.
     text_offset: Vec<usize>,
 }
@@ -114,8 +114,8 @@ impl CompletionLogprobs {
             let text = entry.token.text();
             all.text_offset.push(offset);
             offset += text.chars().count();
-            all.token_logprobs.push(entry.token.logprob);
-            let top = entry.top.iter().map(|token| (token.text(), token.logprob));
+            all.token_logprobs.push(entry.token.logprob.into());
+            let top = entry.top.iter().map(|token| (token.text(), f64::from(token.logprob)));
             all.top_logprobs.push(top.collect());
             all.tokens.push(text);
         }

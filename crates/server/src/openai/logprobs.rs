@@ -17,7 +17,7 @@ pub(crate) struct ChoiceLogprobs {
 pub(crate) struct TokenLogprob {
     token: String,
     /// Natural logarithm of its probability; -9999 for a token that had none.
-    logprob: f32,
+    logprob: f64,
     /// Its bytes, which need not be whole characters.
     bytes: Vec<u8>,
     top_logprobs: Vec<TopLogprob>,
@@ -27,13 +27,13 @@ pub(crate) struct TokenLogprob {
 #[derive(Clone, Debug, Serialize, ToSchema)]
 pub(crate) struct TopLogprob {
     token: String,
-    logprob: f32,
+    logprob: f64,
     bytes: Vec<u8>,
 }
 
 impl From<&LogprobToken> for TopLogprob {
     fn from(token: &LogprobToken) -> Self {
-        Self { token: token.text(), logprob: token.logprob, bytes: token.bytes.clone() }
+        Self { token: token.text(), logprob: token.logprob.into(), bytes: token.bytes.clone() }
     }
 }
 
@@ -41,7 +41,7 @@ impl From<&ContentLogprob> for TokenLogprob {
     fn from(entry: &ContentLogprob) -> Self {
         Self {
             token: entry.token.text(),
-            logprob: entry.token.logprob,
+            logprob: entry.token.logprob.into(),
             bytes: entry.token.bytes.clone(),
             top_logprobs: entry.top.iter().map(TopLogprob::from).collect(),
         }

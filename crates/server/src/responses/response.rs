@@ -166,6 +166,7 @@ impl OutputItem {
 #[derive(Clone, Debug, Serialize, ToSchema)]
 #[schema(as = ResponsePart)]
 #[serde(tag = "type", rename_all = "snake_case")]
+#[expect(clippy::enum_variant_names, reason = "these are OpenAI's names")]
 pub(crate) enum Part {
     /// Text of the answer.
     OutputText {

@@ -216,7 +216,7 @@ pub fn loader(setup: Setup, model: Model) -> Loader {
 }
 
 fn load(setup: &Setup, model: &Model, notify: Notify) -> LoadedModel {
-    let checkpoint = Checkpoint::open(&demo_dir()).unwrap();
+    let checkpoint = Checkpoint::open(demo_dir()).unwrap();
     let shape = checkpoint.config().shape.clone();
     let needs =
         StateNeeds { sequences: setup.parallel, ..StateNeeds::one_sequence(setup.context, 4) };
