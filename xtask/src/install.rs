@@ -1,9 +1,9 @@
 //! What the tests need beyond Rust: a C compiler (for the tokenizer's regex library) and a Python
-//! environment under `target/venv` with the peers that fixtures are made by. What the clients need is in
-//! `clients`.
+//! environment under `target/venv` with the peers that fixtures are made by. What the clients and the page need is in
+//! `clients` and `page`.
 
 use crate::report::{Outcome, run};
-use crate::{clients, root};
+use crate::{clients, page, root};
 use anyhow::{Context as _, Result};
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
@@ -20,6 +20,7 @@ pub(crate) fn install() -> Result<Outcome> {
     install_apt()?;
     install_pip()?;
     clients::install()?;
+    page::install()?;
     Ok(Outcome::Passed(0))
 }
 
@@ -30,9 +31,19 @@ fn install_apt() -> Result<()> {
         println!("a C compiler and python3 with venv are there");
         return Ok(());
     }
-    if !present("apt-get") {
+    if !has_apt() {
         anyhow::bail!("no apt-get here: install a C compiler and python3 with venv by hand");
     }
+    apt_install(&APT_PACKAGES)
+}
+
+/// Whether Debian's packages can be installed here.
+pub(crate) fn has_apt() -> bool {
+    succeeds(Command::new("apt-get").arg("--version"))
+}
+
+/// Installs Debian packages.
+pub(crate) fn apt_install(packages: &[&str]) -> Result<()> {
     // Root in a container has no sudo; a user needs it.
     let is_root = Command::new("id").arg("-u").output().is_ok_and(|o| o.stdout == b"0\n");
     let apt = |args: &[&str]| {
@@ -43,9 +54,7 @@ fn install_apt() -> Result<()> {
         run(command.args(args).env("DEBIAN_FRONTEND", "noninteractive"))
     };
     apt(&["update", "-q"])?;
-    let mut args = vec!["install", "-y", "-q", "--no-install-recommends"];
-    args.extend(APT_PACKAGES);
-    apt(&args)
+    apt(&[&["install", "-y", "-q", "--no-install-recommends"], packages].concat())
 }
 
 fn install_pip() -> Result<()> {

@@ -4,6 +4,7 @@ mod clients;
 mod fixtures;
 mod fuzz;
 mod install;
+mod page;
 mod report;
 mod rust_tests;
 mod test;

@@ -1,7 +1,7 @@
 //! `cargo xtask test`: every check of the project, in the order in which a failure is cheapest to hear of.
 
 use crate::report::{Outcome, Report, cargo, run};
-use crate::{clients, fixtures, fuzz, install, rust_tests, tidy};
+use crate::{clients, fixtures, fuzz, install, page, rust_tests, tidy};
 use anyhow::Result;
 
 /// Runs all steps; false if one failed.
@@ -26,6 +26,7 @@ pub(crate) fn run_all(install_first: bool, only: Option<&str>) -> Result<bool> {
     report.step("demo model tools", demo_tools);
     let mut skipped = 0;
     report.step("clients", || clients::run_all(&mut skipped));
+    report.step("page", || page::run_all(&mut skipped));
     report.count_skipped(skipped);
     report.step("fuzz smoke", || fuzz::run_targets(10).map(|()| Outcome::Passed(0)));
     Ok(report.finish())

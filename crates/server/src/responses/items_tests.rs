@@ -1,3 +1,5 @@
+//! Tests of how the items of a conversation are read.
+
 use super::*;
 
 fn conversation(items: &Value) -> Result<Vec<Message>, ApiError> {

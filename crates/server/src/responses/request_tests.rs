@@ -1,3 +1,5 @@
+//! Tests of how a request is translated.
+
 use super::*;
 use crate::generate::render;
 use crate::generate::task::ToolChoice;

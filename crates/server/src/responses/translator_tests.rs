@@ -1,3 +1,5 @@
+//! Tests of the order and the content of events.
+
 use super::super::response::{ReasoningEcho, TextEcho};
 use super::*;
 use crate::generate::{ContentLogprob, LogprobToken};
