@@ -1,7 +1,8 @@
 //! `POST /v1/chat/completions`.
 
 use super::chat_request::ChatRequest;
-use super::chat_stream;
+use super::chat_stream::ChatChunker;
+use super::chunks::respond;
 use super::logprobs::ChoiceLogprobs;
 use super::usage::{CacheReport, TimingsReport, Usage};
 use crate::app::App;
@@ -127,7 +128,8 @@ async fn begin(app: &App, owner: &Owner, request: ChatRequest) -> Result<Respons
     let (streams, includes_usage) = (request.stream.unwrap_or(false), request.includes_usage());
     let mut generation = app.service.generate(request.into_task()?, &owner.0).await?;
     if streams {
-        return Ok(chat_stream::respond(generation, head, includes_usage, app.keep_alive));
+        let chunker = ChatChunker::new(head, includes_usage, generation.choices());
+        return Ok(respond(generation, chunker, app.keep_alive));
     }
     let completion = completion(head, &mut generation).await?;
     Ok(Json(completion).into_response())

@@ -2,24 +2,23 @@
 
 use super::chat::{FINGERPRINT, Head, finish_reason};
 use super::chat_request::{StreamOptions, top_k};
+use super::chunks::{Chunker, Frame, data, respond};
 use super::fields::{LogitBias, Strings, at_least_one, clamped, seed};
 use super::usage::{CacheReport, TimingsReport, Usage};
 use crate::app::App;
 use crate::dialect::{Dialect, ErrorBody};
 use crate::error::ApiError;
 use crate::generate::task::{Options, Prompt, Task};
-use crate::generate::{ContentLogprob, Delta, Ended, Generation, Happening};
+use crate::generate::{ContentLogprob, Delta, Ended, Happening, Summary};
 use crate::http::access::Owner;
 use crate::http::json::JsonBody;
-use crate::http::sse::{SseItem, sse};
+use crate::http::sse::SseItem;
 use axum::Json;
 use axum::extract::State;
 use axum::response::{IntoResponse, Response};
-use futures_util::{StreamExt, stream};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
-use std::time::Duration;
 use utoipa::ToSchema;
 
 /// Most log-probabilities with a token, as OpenAI bounds them here.
@@ -235,7 +234,10 @@ async fn begin(app: &App, owner: &Owner, request: CompletionRequest) -> Result<R
     };
     let mut generation = app.service.generate(task, &owner.0).await?;
     if streams {
-        return Ok(stream_response(generation, head, usage, echo, app.keep_alive));
+        let sent = vec![0; generation.choices()];
+        let frame = Frame { head, object: "text_completion", includes_usage: usage };
+        let chunker = CompletionChunker { frame, echo, sent };
+        return Ok(respond(generation, chunker, app.keep_alive));
     }
     let replies = generation.collect().await?;
     let summary = generation.summary();
@@ -265,102 +267,45 @@ async fn begin(app: &App, owner: &Owner, request: CompletionRequest) -> Result<R
     Ok(Json(completion).into_response())
 }
 
-/// Makes chunks of what happens.
-struct Chunker {
-    head: Head,
-    includes_usage: bool,
+/// Makes chunks of completions.
+struct CompletionChunker {
+    frame: Frame,
     /// What each reply begins with.
     echo: String,
     /// Characters of each reply that were sent.
     sent: Vec<usize>,
 }
 
-fn stream_response(
-    generation: Generation,
-    head: Head,
-    includes_usage: bool,
-    echo: String,
-    keep_alive: Duration,
-) -> Response {
-    let sent = vec![0; generation.choices()];
-    let chunker = Chunker { head, includes_usage, echo, sent };
-    let state = (generation, chunker, false);
-    let parts = stream::unfold(state, |(mut generation, mut chunker, done)| async move {
-        if done {
-            return None;
-        }
-        let (items, is_done) = match generation.next().await {
-            Some(happening) => chunker.items(happening),
-            None => (chunker.end(&generation), true),
-        };
-        Some((stream::iter(items), (generation, chunker, is_done)))
-    });
-    sse(parts.flatten(), keep_alive)
+impl CompletionChunker {
+    fn chunk(&self, index: usize, text: &str, logprobs: &Value, reason: Option<&str>) -> SseItem {
+        data(&self.frame.chunk(json!([{
+            "index": index, "text": text, "logprobs": logprobs, "finish_reason": reason,
+        }])))
+    }
 }
 
-impl Chunker {
-    fn items(&mut self, happening: Happening) -> (Vec<SseItem>, bool) {
+impl Chunker for CompletionChunker {
+    fn chunks(&mut self, happening: Happening, _: &Summary) -> Vec<SseItem> {
         match happening {
-            Happening::Prefill { done, total } => {
-                (vec![SseItem::Comment(format!("prefill {done}/{total}"))], false)
-            }
             Happening::Delta { choice, delta: Delta::Content(text, logprobs) } => {
                 let offset = self.sent[choice];
                 self.sent[choice] += text.chars().count();
                 let logprobs =
                     (!logprobs.is_empty()).then(|| CompletionLogprobs::new(&logprobs, offset));
                 let text = if offset == 0 { self.echo.clone() + &text } else { text };
-                (vec![self.choice(choice, &text, &json!(logprobs), None)], false)
+                vec![self.chunk(choice, &text, &json!(logprobs), None)]
+            }
+            Happening::Ended { choice, ended } => {
+                // A reply without a word still echoes.
+                let text = if self.sent[choice] == 0 { self.echo.as_str() } else { "" };
+                vec![self.chunk(choice, text, &Value::Null, Some(finish_reason(&ended.end)))]
             }
             // A reply without a chat template has content only.
-            Happening::Delta { .. } => (vec![], false),
-            Happening::Ended { choice, ended } => (
-                vec![self.choice(choice, "", &Value::Null, Some(finish_reason(&ended.end)))],
-                false,
-            ),
-            Happening::Failed(error) => {
-                let body = Dialect::OpenAi.error_body(&error);
-                (vec![SseItem::Event { name: None, data: body.to_string() }], true)
-            }
+            Happening::Prefill { .. } | Happening::Delta { .. } | Happening::Failed(_) => vec![],
         }
     }
 
-    fn choice(&self, index: usize, text: &str, logprobs: &Value, reason: Option<&str>) -> SseItem {
-        self.chunk(json!([{
-            "index": index, "text": text, "logprobs": logprobs, "finish_reason": reason,
-        }]))
-    }
-
-    fn chunk(&self, choices: Value) -> SseItem {
-        SseItem::Event { name: None, data: self.chunk_value(choices).to_string() }
-    }
-
-    fn chunk_value(&self, choices: Value) -> Value {
-        let mut chunk = json!({
-            "id": self.head.id,
-            "object": "text_completion",
-            "created": self.head.created,
-            "model": self.head.model,
-            "system_fingerprint": FINGERPRINT,
-            "choices": choices,
-        });
-        if self.includes_usage {
-            chunk["usage"] = Value::Null;
-        }
-        chunk
-    }
-
-    fn end(&self, generation: &Generation) -> Vec<SseItem> {
-        let mut items = vec![];
-        if self.includes_usage {
-            let summary = generation.summary();
-            let mut chunk = self.chunk_value(json!([]));
-            chunk["usage"] = json!(Usage::from(&summary));
-            chunk["timings"] = json!(TimingsReport::from(&summary));
-            chunk["cache"] = json!(CacheReport::from(&summary));
-            items.push(SseItem::Event { name: None, data: chunk.to_string() });
-        }
-        items.push(SseItem::Event { name: None, data: "[DONE]".to_owned() });
-        items
+    fn frame(&self) -> &Frame {
+        &self.frame
     }
 }

@@ -3,6 +3,7 @@
 mod chat;
 pub(crate) mod chat_request;
 mod chat_stream;
+mod chunks;
 mod completions;
 pub(crate) mod fields;
 pub(crate) mod logprobs;

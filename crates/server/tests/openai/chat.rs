@@ -160,6 +160,32 @@ async fn a_reply_has_the_form_that_was_asked_for() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_form_of_the_answer_leaves_tools_to_the_model() {
+    let server = TestServer::start(Setup::default());
+    let schema = json!({
+        "type": "object", "additionalProperties": false, "required": ["answer"],
+        "properties": {"answer": {"type": "integer"}},
+    });
+    let format = json!({"type": "json_schema", "json_schema": {"name": "x", "schema": schema}});
+    let more = json!({"response_format": format, "tools": [add_tool()], "max_tokens": 300});
+    for question in ["12 + 30 = ?", "Use the add tool for 3 and 4."] {
+        let answer = server.ok(CHAT, &with(ask(question), &more)).await;
+        let message = &answer["choices"][0]["message"];
+        match message["content"].as_str() {
+            Some(content) if !content.is_empty() => {
+                let content: Value = serde_json::from_str(content).unwrap();
+                assert!(content["answer"].is_i64(), "{answer}");
+                assert_eq!(answer["choices"][0]["finish_reason"], "stop");
+            }
+            _ => assert_eq!(message["tool_calls"][0]["function"]["name"], "add", "{answer}"),
+        }
+    }
+    let more = json!({"grammar": "start: \"a\"", "tools": [add_tool()]});
+    let (status, error) = server.post(CHAT, &with(ask("hello"), &more)).await;
+    assert_eq!(status, 400, "a Lark grammar cannot be joined with tools: {error}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn log_probabilities_are_those_of_the_answer() {
     let server = TestServer::start(Setup::default());
     let more = json!({"logprobs": true, "top_logprobs": 3});
