@@ -201,6 +201,8 @@ pub(crate) struct Tool {
     pub(crate) description: Option<String>,
     /// JSON schema of the call's input.
     pub(crate) input_schema: Option<Map<String, Value>>,
+    /// Whether a schema that cannot be enforced to the letter is refused, where a call is forced.
+    pub(crate) strict: Option<bool>,
 }
 
 /// Whether tools are called.

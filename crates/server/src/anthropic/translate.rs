@@ -286,6 +286,9 @@ fn tools(tools: Vec<Tool>) -> Result<Vec<Value>, ApiError> {
             function.insert("description".into(), description.into());
         }
         function.insert("parameters".into(), schema.into());
+        if tool.strict == Some(true) {
+            function.insert("strict".into(), true.into());
+        }
         descriptions.push(json!({"type": "function", "function": function}));
     }
     Ok(descriptions)

@@ -6,6 +6,9 @@ use calla_ops::sample::TokenLogprobs;
 use calla_text::{Event, FinishedReply, Reply, ReplyAssembler, Tokenizer};
 use uuid::Uuid;
 
+/// What a call begins with.
+const CALL_MARKER: &str = "<tool_call>";
+
 /// Why a reply ended, as clients are told.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum End {
@@ -127,6 +130,7 @@ impl Choice {
         // A model that ended its turn has only forgotten to close its call.
         if end == End::Length {
             reply.take_open_call();
+            leave_out_begun_call(&mut deltas, &mut reply);
         } else {
             for delta in &mut deltas {
                 if let Delta::CallEnd { complete, .. } = delta {
@@ -171,4 +175,21 @@ impl Choice {
         }
         deltas
     }
+}
+
+/// Tokens ran out before a call had its function's name: its marker had been held back and is no answer.
+fn leave_out_begun_call(deltas: &mut Vec<Delta>, reply: &mut Reply) {
+    for delta in &mut *deltas {
+        if let Delta::Content(text, _) = delta
+            && let Some(at) = text.rfind(CALL_MARKER)
+        {
+            let begun = text.split_off(at);
+            if reply.content.ends_with(&begun) {
+                reply.content.truncate(reply.content.len() - begun.len());
+            }
+        }
+    }
+    deltas.retain(
+        |delta| !matches!(delta, Delta::Content(text, list) if text.is_empty() && list.is_empty()),
+    );
 }

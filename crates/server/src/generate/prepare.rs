@@ -52,7 +52,8 @@ pub(crate) fn prepare(model: &Model, task: Task, owner: &str) -> Result<Prepared
         return Err(context_length(prompt.len(), parts.context));
     }
     if let Some(grammar) = &grammar {
-        model.compile_ahead(grammar).map_err(|error| grammar_error(&error))?;
+        let format = chat.as_ref().map_or(&Format::Text, |chat| &chat.format);
+        model.compile_ahead(grammar).map_err(|error| grammar_error(&error, format))?;
     }
     let calls_are_barred = chat.as_ref().is_some_and(|chat| chat.tool_choice == ToolChoice::None);
     let budget = chat.as_ref().and_then(|chat| chat.thinking_budget);
@@ -133,13 +134,13 @@ fn grammar(chat: &Chat) -> Result<Option<Grammar>, ApiError> {
             }
             let Some(answer) = answer else { return Ok(None) };
             let grammar = calla_grammar::tool_calls_or(&chat.tools, !chat.one_call, &answer);
-            return grammar.map(Some).map_err(|error| grammar_error(&error));
+            return grammar.map(Some).map_err(|error| grammar_error(&error, &chat.format));
         }
         ToolChoice::Required => calla_grammar::ToolChoice::Required,
         ToolChoice::Named(name) => calla_grammar::ToolChoice::Named(name.clone()),
     };
     let grammar = calla_grammar::tool_calls(&chat.tools, &choice, !chat.one_call);
-    grammar.map(Some).map_err(|error| grammar_error(&error).with_param("tool_choice"))
+    grammar.map(Some).map_err(|error| grammar_error(&error, &Format::Text))
 }
 
 fn check_options(options: &Options, model: &Model) -> Result<(), ApiError> {
@@ -226,7 +227,7 @@ pub(crate) fn submit_error(error: &SubmitError) -> ApiError {
 }
 
 /// A grammar that cannot be followed: the request's fault, but for what the library could not do.
-pub(crate) fn grammar_error(error: &GrammarError) -> ApiError {
+fn grammar_error(error: &GrammarError, format: &Format) -> ApiError {
     match error {
         GrammarError::Vocabulary(_) | GrammarError::Internal(_) => {
             ApiError::new(ErrorKind::Server, error.to_string())
@@ -234,7 +235,16 @@ pub(crate) fn grammar_error(error: &GrammarError) -> ApiError {
         GrammarError::Tool { .. } | GrammarError::NoTools => {
             ApiError::invalid("tools", error.to_string())
         }
-        _ => ApiError::invalid("response_format", error.to_string()),
+        _ => {
+            let param = match format {
+                Format::JsonObject | Format::JsonSchema(_) => "response_format",
+                Format::Regex(_) => "regex",
+                Format::Lark(_) => "grammar",
+                // Only tools have a grammar then.
+                Format::Text => "tools",
+            };
+            ApiError::invalid(param, error.to_string())
+        }
     }
 }
 

@@ -156,6 +156,10 @@ impl Offer {
         if let Some(parameters) = parameters {
             function.insert("parameters".into(), parameters);
         }
+        // The schema of a strict one is enforced to the letter.
+        if tool.get("strict") == Some(&Value::Bool(true)) {
+            function.insert("strict".into(), true.into());
+        }
         self.functions.push(function_tool(function, place).map_err(|mut error| {
             // The description is not nested here.
             error.param = error.param.map(|param| param.replace(".function", ""));

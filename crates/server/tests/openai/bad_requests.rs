@@ -112,7 +112,11 @@ async fn hostile_schemas_and_grammars_are_refused_before_the_reply() {
         let format = json!({"type": "json_schema", "json_schema": {"name": "x", "schema": schema}});
         with(ask("hello"), &json!({"response_format": format, "stream": true}))
     };
-    let case = |request: Value, words: &'static str| (request, 400, "response_format", words);
+    let case = |request: Value, words: &'static str| {
+        let extensions = ["regex", "grammar"];
+        let param = extensions.into_iter().find(|field| request.get(field).is_some());
+        (request, 400, param.unwrap_or("response_format"), words)
+    };
     let strings: Vec<String> = (0..10_001).map(|i| i.to_string()).collect();
     refused(
         &server,

@@ -127,6 +127,16 @@ async fn tools_are_called_when_the_model_or_the_request_says_so() {
         let arguments: Value = serde_json::from_str(arguments).unwrap();
         assert!(arguments["a"].is_i64() && arguments["b"].is_i64(), "{arguments}");
     }
+    // Where tokens run out inside of a call, nothing of it is an answer or a call, wherever that is.
+    for max_tokens in 1..12 {
+        let more = json!({"tool_choice": "required", "max_tokens": max_tokens});
+        let request = with(with(ask("Add 3 and 4."), &tools), &more);
+        let answer = server.ok(CHAT, &request).await;
+        let reply = &answer["choices"][0];
+        assert_eq!(reply["finish_reason"], "length", "{answer}");
+        assert_eq!(reply["message"]["content"], "", "{answer}");
+        assert_eq!(reply["message"].get("tool_calls"), None, "{answer}");
+    }
     let none = json!({"tool_choice": "none"});
     let request = with(with(ask("Use the add tool for 3 and 4."), &tools), &none);
     let answer = server.ok(CHAT, &request).await;
