@@ -326,6 +326,8 @@ impl EngineThread {
         self.status.change(|status| status.step_since = None);
         match turn {
             Ok(turn) => {
+                // First, so that whoever hears of a request finds it in the status.
+                self.publish();
                 self.pass_on(start);
                 turn
             }

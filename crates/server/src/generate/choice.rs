@@ -129,7 +129,10 @@ impl Choice {
         };
         // A model that ended its turn has only forgotten to close its call.
         if end == End::Length {
-            reply.take_open_call();
+            if reply.take_open_call().is_some() {
+                // What would close its arguments: cut ones must not read as whole.
+                deltas.retain(|delta| !matches!(delta, Delta::CallArguments { .. }));
+            }
             leave_out_begun_call(&mut deltas, &mut reply);
         } else {
             for delta in &mut deltas {

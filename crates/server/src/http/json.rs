@@ -146,7 +146,27 @@ fn shortened(text: &str) -> String {
         Some(at) => text.split_at(at),
         None => (text, ""),
     };
-    format!("{}{}", visible(found, VALUE_LENGTH_MAX), visible(expected, MESSAGE_LENGTH_MAX))
+    let expected = match expected.strip_prefix(", expected ") {
+        Some(kind) => format!(", expected {}", in_words(kind)),
+        None => String::new(),
+    };
+    format!("{}{}", visible(found, VALUE_LENGTH_MAX), visible(&expected, MESSAGE_LENGTH_MAX))
+}
+
+/// What a deserialiser expects, in JSON's words rather than Rust's.
+fn in_words(kind: &str) -> &str {
+    match kind {
+        "u8" | "u16" | "u32" | "u64" | "usize" => "a whole number, 0 or more",
+        "i8" | "i16" | "i32" | "i64" | "isize" => "a whole number",
+        "f32" | "f64" => "a number",
+        "a sequence" => "a list",
+        "a map" => "an object",
+        "a boolean" => "true or false",
+        _ if kind.starts_with("struct ") || kind.starts_with("internally tagged enum ") => {
+            "an object"
+        }
+        other => other,
+    }
 }
 
 /// A path as clients know it: `messages[3].content`; empty for the body itself.

@@ -79,6 +79,36 @@ async fn a_call_streams_its_name_then_its_arguments() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_call_that_is_cut_does_not_read_as_whole() {
+    let server = TestServer::start(Setup::default());
+    let mut with_arguments = 0;
+    for max_tokens in 1..30 {
+        let more = json!({
+            "stream": true, "tools": [add_tool()], "tool_choice": "required", "enable_thinking": false,
+            "max_tokens": max_tokens,
+        });
+        let chunks = json_events(&server.events(CHAT, &with(ask("Add 3 and 4."), &more)).await);
+        assert_eq!(joined(&chunks, "content"), "");
+        let reason = &chunks.last().unwrap()["choices"][0]["finish_reason"];
+        if reason == "tool_calls" {
+            continue;
+        }
+        assert_eq!(reason, "length");
+        let piece = |chunk: &Value| {
+            let call = &chunk["choices"][0]["delta"]["tool_calls"][0];
+            call["function"]["arguments"].as_str().map(str::to_owned)
+        };
+        let arguments: String = chunks.iter().filter_map(piece).collect();
+        match serde_json::from_str::<Value>(&arguments) {
+            // Only what stands behind its arguments is missing.
+            Ok(whole) => assert!(whole["a"].is_i64() && whole["b"].is_i64(), "{arguments}"),
+            Err(_) => with_arguments += usize::from(!arguments.is_empty()),
+        }
+    }
+    assert!(with_arguments > 3, "some were cut inside of their arguments: {with_arguments}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_long_prefill_says_how_far_it_is() {
     let server = TestServer::start(Setup::default());
     let words: String = (0..700).map(|i| format!("Number {i} follows. ")).collect();

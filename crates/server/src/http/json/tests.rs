@@ -113,7 +113,7 @@ fn repeated_keys_are_named() {
 fn wrong_types_are_named_with_what_was_expected() {
     let long = "x".repeat(1000);
     let cases = [
-        (r#"{"messages": 5}"#.to_owned(), "messages", "integer `5`, expected a sequence"),
+        (r#"{"messages": 5}"#.to_owned(), "messages", "integer `5`, expected a list"),
         (
             r#"{"messages": [{"role": "user"}, {"role": "user", "content": 5}]}"#.to_owned(),
             "messages[1].content",
@@ -128,13 +128,17 @@ fn wrong_types_are_named_with_what_was_expected() {
         (
             r#"{"messages": [], "max_tokens": -1}"#.to_owned(),
             "max_tokens",
-            "integer `-1`, expected u32",
+            "integer `-1`, expected a whole number, 0 or more",
         ),
-        (r#"{"messages": [], "max_tokens": 1.5}"#.to_owned(), "max_tokens", "expected u32"),
+        (
+            r#"{"messages": [], "max_tokens": 1.5}"#.to_owned(),
+            "max_tokens",
+            "expected a whole number, 0 or more",
+        ),
         (
             r#"{"messages": [], "max_tokens": 9223372036854775808}"#.to_owned(),
             "max_tokens",
-            "integer `9223372036854775808`, expected u32",
+            "integer `9223372036854775808`, expected a whole number, 0 or more",
         ),
         (
             format!(r#"{{"messages": [], "max_tokens": "a\u001b[31m\nb, expected {long}"}}"#),
