@@ -199,6 +199,8 @@ impl EngineThread {
             while let Ok(command) = self.queue.try_recv() {
                 self.take(command);
             }
+            // Before a step too: the first one of a long prompt takes a while.
+            self.publish();
             let turn = self.turn();
             self.publish();
             if turn == Turn::Step {

@@ -57,7 +57,7 @@ pub(crate) struct CacheHealth {
     )
 )]
 pub(crate) async fn health(State(app): State<App>) -> Response {
-    let status = app.service.engine.status().get();
+    let status = app.service.status();
     let (word, code, reason) = judge(&status, Instant::now());
     let parts = app.service.model.parts();
     let health = Health {

@@ -216,7 +216,7 @@ impl Metrics {
     responses((status = 200, description = "Prometheus' text format", body = String, content_type = "text/plain"))
 )]
 pub(crate) async fn scrape(State(app): State<App>) -> Response {
-    let status = app.service.engine.status().get();
+    let status = app.service.status();
     match app.service.metrics.text(&status) {
         Ok(text) => ([(CONTENT_TYPE, prometheus::TEXT_FORMAT)], text).into_response(),
         Err(error) => {

@@ -80,7 +80,7 @@ impl Server {
         let listener = http::listen(address).await?;
         let metrics = Arc::new(Metrics::new(&model.parts().name)?);
         let engine = EngineHandle::start(loader, idle_unload).map_err(ServerError::Thread)?;
-        let service = Service { model, engine, metrics };
+        let service = Service { model, engine, metrics, preparing: Arc::default() };
         let app = App { service, responses: Store::default(), keep_alive: config.keep_alive };
         Ok(Self { listener, access, limits, app, drain: config.drain })
     }

@@ -3,6 +3,7 @@
 use super::choice::{Choice, Delta, Ended};
 use super::prepare::{Prepared, prepare, submit_error};
 use super::task::Task;
+use crate::engine_status::EngineStatus;
 use crate::engine_thread::{EngineHandle, Rejection, Running, Update, What};
 use crate::error::{ApiError, ErrorKind};
 use crate::metrics::Metrics;
@@ -11,6 +12,7 @@ use calla_engine::{Failure, Request, Reuse};
 use calla_text::ReplyAssembler;
 use std::collections::VecDeque;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
@@ -20,6 +22,24 @@ pub(crate) struct Service {
     pub(crate) model: Model,
     pub(crate) engine: EngineHandle,
     pub(crate) metrics: Arc<Metrics>,
+    /// Requests that are being prepared: they wait, and the engine does not know of them yet.
+    pub(crate) preparing: Arc<AtomicUsize>,
+}
+
+/// Counts a request as being prepared while it lives.
+struct Preparing(Arc<AtomicUsize>);
+
+impl Preparing {
+    fn new(count: &Arc<AtomicUsize>) -> Self {
+        count.fetch_add(1, Ordering::Relaxed);
+        Self(count.clone())
+    }
+}
+
+impl Drop for Preparing {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
 }
 
 /// What happened to a generation.
@@ -107,6 +127,13 @@ struct Further {
 }
 
 impl Service {
+    /// What the engine's thread last told, with the requests that are still being prepared.
+    pub(crate) fn status(&self) -> EngineStatus {
+        let mut status = self.engine.status().get();
+        status.waiting += self.preparing.load(Ordering::Relaxed);
+        status
+    }
+
     /// Prepares a task and hands it to the engine.
     ///
     /// # Errors
@@ -127,13 +154,18 @@ impl Service {
         started: Instant,
     ) -> Result<Generation, ApiError> {
         let (model, owner) = (self.model.clone(), owner.to_owned());
-        let prepared = self.blocking(move || prepare(&model, task, &owner)).await??;
+        let counted = Preparing::new(&self.preparing);
+        // Counted on that thread, which goes on when whoever asked has gone.
+        let work = move || (prepare(&model, task, &owner), counted);
+        let (prepared, counted) = self.blocking(work).await?;
+        let prepared = prepared?;
         let Prepared { request, assembler, stop, choices, one_call, wants_logprobs } = prepared;
         let (sender, updates) = unbounded_channel();
         let further = (choices > 1)
             .then(|| Further { request: request.clone(), assembler: assembler.clone() });
         let prompt_tokens = request.prompt.len();
         let running = self.submit(request, 0, &sender).await?;
+        drop(counted);
         let first = Choice::new(assembler, one_call, wants_logprobs);
         let mut list = vec![Some((first, running))];
         list.resize_with(choices, || None);
