@@ -50,6 +50,8 @@ pub(crate) enum What {
     Finished(FinishReason, Usage),
     /// Nothing more will come, for this reason.
     Failed(Failure),
+    /// Nothing more will come: the server ends now.
+    Cut,
 }
 
 /// Why a request was not accepted.
@@ -77,6 +79,7 @@ enum Command {
     /// A thread has something for the driver.
     Wake,
     Stop,
+    Cut,
 }
 
 /// What others hold of the engine's thread.
@@ -163,6 +166,12 @@ impl EngineHandle {
         Ok(Running { id, commands: self.commands.clone() })
     }
 
+    /// Ends all requests at once; each is told so.
+    pub(crate) fn cut(&self) {
+        // A thread that is gone runs none.
+        let _ = self.commands.send(Command::Cut);
+    }
+
     /// Takes no more requests; the thread ends when those that run have ended and what is worth a file is
     /// written. The phase is then [`Phase::Stopped`].
     pub(crate) fn stop(&self) {
@@ -242,6 +251,15 @@ impl EngineThread {
             Command::Stop => {
                 self.is_stopping = true;
                 self.status.change(|status| status.phase = Phase::Stopping);
+            }
+            Command::Cut => {
+                for (id, Heard { choice, updates, .. }) in self.requests.drain() {
+                    // Whoever is gone need not know.
+                    let _ = updates.send(Update { choice, at: Instant::now(), what: What::Cut });
+                    if let Some(driver) = &mut self.driver {
+                        driver.engine().cancel(id);
+                    }
+                }
             }
             Command::Cancel(id) => {
                 if self.requests.contains_key(&id)

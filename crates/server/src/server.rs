@@ -20,6 +20,9 @@ use tokio_util::sync::CancellationToken;
 const OPEN_PATHS: [&str; 6] =
     ["/", "/page/", "/favicon.svg", "/health", docs::DOCS_PATH, docs::OPENAPI_PATH];
 
+/// Time to tell clients that their replies are cut.
+const LAST_WORDS: Duration = Duration::from_secs(2);
+
 /// How a server is set up.
 pub struct ServerConfig {
     /// The model's text side.
@@ -102,19 +105,28 @@ impl Server {
         }
     }
 
-    /// Answers until `stop` is cancelled; then lets streams end, saves the prefix cache and returns. Gives the
-    /// number of streams that had to be cut.
+    /// Answers until `stop` is cancelled; then lets replies end, tells those that have not ended in time, saves
+    /// the prefix cache and returns. Gives the number of connections that had to be cut even so.
     pub async fn run(self, stop: CancellationToken) -> usize {
         let Self { listener, access, limits, app, drain } = self;
         let engine = app.service.engine.clone();
         let access = access.with_open_paths(&OPEN_PATHS);
         let router = http::protect(router(app), access, &limits, stop.clone());
-        let stopping = async {
+        let ending = async {
             stop.cancelled().await;
             engine.stop();
+            tokio::time::sleep(drain).await;
+            engine.cut();
+            // The connections end now by themselves.
+            std::future::pending::<()>().await;
         };
-        let serving = http::serve(listener, router, limits, stop.clone(), drain);
-        let ((), cut) = tokio::join!(stopping, serving);
+        let serving = http::serve(listener, router, limits, stop.clone(), drain + LAST_WORDS);
+        let cut = tokio::select! {
+            cut = serving => cut,
+            () = ending => unreachable!("it waits for ever"),
+        };
+        // It may have been over before the other had its turn.
+        engine.stop();
         engine.phase_but(|phase| *phase != Phase::Stopped).await;
         cut
     }

@@ -201,11 +201,7 @@ impl Service {
                     let message = format!("the model could not be loaded: {reason}");
                     ApiError::new(ErrorKind::Unavailable, message).with_retry_after(30)
                 }
-                Rejection::Stopping => {
-                    ApiError::new(ErrorKind::Unavailable, "the server is shutting down")
-                        .with_code("shutting_down")
-                        .with_retry_after(10)
-                }
+                Rejection::Stopping => shutting_down(),
             }
         })
     }
@@ -298,11 +294,8 @@ impl Generation {
                 self.ended(choice, ended);
                 self.start_further().await;
             }
-            What::Failed(failure) => {
-                let error = failure_error(&failure);
-                self.service.metrics.refused(&error);
-                self.fail(error);
-            }
+            What::Failed(failure) => self.fail(failure_error(&failure)),
+            What::Cut => self.fail(shutting_down()),
         }
     }
 
@@ -366,20 +359,24 @@ impl Generation {
                     let state = Choice::new(assembler.clone(), one_call, wants_logprobs);
                     self.choices[choice] = Some((state, running));
                 }
-                Err(error) => {
-                    self.service.metrics.refused(&error);
-                    return self.fail(error);
-                }
+                Err(error) => return self.fail(error),
             }
         }
     }
 
     fn fail(&mut self, error: ApiError) {
+        self.service.metrics.refused(&error);
         self.is_over = true;
         // Dropped, and so cancelled.
         self.choices.iter_mut().for_each(|choice| *choice = None);
         self.waiting.push_back(Happening::Failed(error));
     }
+}
+
+fn shutting_down() -> ApiError {
+    ApiError::new(ErrorKind::Unavailable, "the server is shutting down")
+        .with_code("shutting_down")
+        .with_retry_after(10)
 }
 
 fn failure_error(failure: &Failure) -> ApiError {

@@ -66,7 +66,7 @@ async fn a_server_that_ends_lets_its_streams_finish() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn streams_that_do_not_finish_in_time_are_cut() {
+async fn streams_that_do_not_finish_in_time_are_told_why() {
     let setup = Setup { drain: Duration::from_millis(300), ..Setup::default() };
     let server = TestServer::start(setup);
     let more = json!({"stream": true, "ignore_eos": true});
@@ -75,12 +75,16 @@ async fn streams_that_do_not_finish_in_time_are_cut() {
     let mut response = request.send().await.unwrap();
     assert!(response.chunk().await.unwrap().is_some());
     let start = Instant::now();
+    server.stop();
+    let mut rest = String::new();
+    while let Some(bytes) = response.chunk().await.unwrap() {
+        rest.push_str(&String::from_utf8_lossy(&bytes));
+    }
+    let last = rest.trim_end().rsplit("data: ").next().unwrap();
+    let last: serde_json::Value = serde_json::from_str(last).unwrap();
+    assert_eq!(last["error"]["code"], "shutting_down", "{last}");
     drop(server);
     assert!(start.elapsed() < Duration::from_secs(5));
-    let mut last = response.chunk().await;
-    while let Ok(Some(_)) = last {
-        last = response.chunk().await;
-    }
 }
 
 #[tokio::test(flavor = "multi_thread")]
