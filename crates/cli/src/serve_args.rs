@@ -50,7 +50,7 @@ pub(crate) struct ServeArgs {
     #[arg(long = "allowed-host", value_name = "NAME")]
     pub(crate) allowed_hosts: Vec<String>,
 
-    /// Web page that may call this server, such as https://chat.example; may be given several times
+    /// Web page that may call this server, such as `https://chat.example`; may be given several times
     #[arg(long = "allowed-origin", value_name = "ORIGIN")]
     pub(crate) allowed_origins: Vec<String>,
 
