@@ -250,9 +250,16 @@ fn what_is_cut_off_is_incomplete() {
     assert_eq!(response["incomplete_details"]["reason"], "max_output_tokens");
     assert_eq!(response["output"][0]["status"], "incomplete");
 
-    let events = run(ThinkingForm::default(), call(0, "f", &["{\"a\":"]), End::Length);
-    let item = &events.last().unwrap()["response"]["output"][0];
-    assert_eq!((&item["arguments"], &item["status"]), (&json!("{\"a\":"), &json!("incomplete")));
+    // A call inside of which tokens ran out, and one that was whole by then.
+    for (complete, status) in [(false, "incomplete"), (true, "completed")] {
+        let mut deltas = call(0, "f", &["{\"a\":", "1}"]);
+        deltas.push(Delta::CallEnd { index: 0, complete });
+        let events = run(ThinkingForm::default(), deltas, End::Length);
+        let response = &events.last().unwrap()["response"];
+        assert_eq!(response["status"], "incomplete");
+        let item = &response["output"][0];
+        assert_eq!((&item["arguments"], &item["status"]), (&json!("{\"a\":1}"), &json!(status)));
+    }
 }
 
 #[test]
