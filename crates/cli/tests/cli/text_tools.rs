@@ -72,7 +72,7 @@ fn settings_of_a_request_are_followed_and_unknown_ones_named() {
 #[test]
 fn a_system_message_in_the_middle_is_repaired() {
     let messages = r#"[{"role": "user", "content": "a"}, {"role": "system", "content": "b"}]"#;
-    assert!(ok(&["render"], messages).contains("a\n\nb"));
+    assert!(ok(&["render"], messages).contains("a\n\n<system-reminder>\nb\n</system-reminder>"));
 }
 
 #[test]
