@@ -74,8 +74,12 @@ impl Conversation {
             }
             "function_call" => {
                 let name = flat_name(string(item, "namespace"), name(item, place)?);
-                let arguments = arguments(item.get("arguments"), &name, place)?;
-                self.call(item, name, arguments);
+                match arguments(item.get("arguments"), &name, place) {
+                    Ok(arguments) => self.call(item, name, arguments),
+                    // Tokens ran out inside of it: it was not run, and the conversation can do without it.
+                    Err(_) if string(item, "status") == Some("incomplete") => {}
+                    Err(error) => return Err(error),
+                }
                 Ok(())
             }
             "custom_tool_call" => {

@@ -85,6 +85,17 @@ fn the_items_of_a_turn_become_one_message() {
 }
 
 #[test]
+fn a_call_that_was_cut_off_is_left_out() {
+    let items = json!([
+        {"role": "user", "content": "q"},
+        {"type": "reasoning", "summary": [{"type": "summary_text", "text": "t"}]},
+        {"type": "function_call", "call_id": "c1", "name": "f", "arguments": "{\"a\":", "status": "incomplete"},
+        {"role": "user", "content": "go on"},
+    ]);
+    assert_eq!(sketch(&items), [r#"user "q""#, "assistant (t)", r#"user "go on""#]);
+}
+
+#[test]
 fn turns_that_follow_each_other_stay_apart() {
     let items = json!([
         {"role": "assistant", "phase": "commentary", "content": "a"},

@@ -220,7 +220,10 @@ pub(super) fn listed(tools: &[Value]) -> Vec<Value> {
 
 /// What a custom tool is given, out of the arguments of the function that stands for it.
 pub(super) fn custom_input(arguments: &str) -> String {
-    match serde_json::from_str(arguments) {
+    // Where tokens ran out, the string and the object are still open.
+    let parsed = serde_json::from_str(arguments)
+        .or_else(|error| serde_json::from_str(&format!("{arguments}\"}}")).map_err(|_| error));
+    match parsed {
         Ok(Value::Object(mut map)) => match map.remove(INPUT_PARAMETER) {
             Some(Value::String(input)) => input,
             // The model named the one parameter differently.
@@ -335,7 +338,8 @@ mod tests {
         assert_eq!(custom_input(r#"{"input":"a\nb"}"#), "a\nb");
         assert_eq!(custom_input(r#"{"patch":"a"}"#), "a");
         assert_eq!(custom_input(r#"{"input":3}"#), r#"{"input":3}"#);
-        assert_eq!(custom_input("{\"input\":\"cut"), "{\"input\":\"cut");
+        assert_eq!(custom_input("{\"input\":\"cut"), "cut");
+        assert_eq!(custom_input("{\"input\":"), "{\"input\":");
     }
 
     #[test]

@@ -111,6 +111,15 @@ async fn a_call_that_is_cut_off_is_incomplete() {
     let output = last["response"]["output"].as_array().unwrap();
     assert!(output.iter().all(|item| item["status"] == "incomplete"), "{output:?}");
     assert_eq!(output[0]["type"], "function_call");
+    // The conversation goes on without it, whichever way it is sent.
+    let id = &last["response"]["id"];
+    let referring = with(ask("12 + 30 = ?"), &json!({"previous_response_id": id}));
+    let resending = ask(json!([{"role": "user", "content": "Add 3 and 4."}, output[0],
+                               {"role": "user", "content": "12 + 30 = ?"}]));
+    let more = json!({"max_output_tokens": 4});
+    let referring = server.ok(RESPONSES, &with(referring, &more)).await;
+    let resending = server.ok(RESPONSES, &with(resending, &more)).await;
+    assert_eq!(referring["usage"]["input_tokens"], resending["usage"]["input_tokens"]);
 }
 
 #[tokio::test(flavor = "multi_thread")]
