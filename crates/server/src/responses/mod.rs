@@ -87,7 +87,7 @@ async fn begin(app: &App, owner: String, request: ResponseRequest) -> Result<Res
 /// Names the field as this dialect calls it.
 fn in_own_words(mut error: ApiError) -> ApiError {
     error.param = error.param.map(|param| match param.as_str() {
-        "response_format" => "text.format".to_owned(),
+        "response_format" | "regex" | "grammar" => "text.format".to_owned(),
         "max_tokens" => "max_output_tokens".to_owned(),
         param if param.starts_with("messages") || param == "prompt" => "input".to_owned(),
         _ => param,

@@ -152,6 +152,9 @@ async fn hostile_schemas_are_refused_before_the_response() {
             words,
         )
     };
+    let with_format = |format: Value| {
+        (with(ask("hello"), &json!({"text": {"format": format}})), "text.format", "")
+    };
     let strings: Vec<String> = (0..10_001).map(|i| i.to_string()).collect();
     refused(
         &server,
@@ -161,6 +164,8 @@ async fn hostile_schemas_are_refused_before_the_response() {
             case(json!({"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/a"}}}), ""),
             case(json!({"enum": strings}), "10000"),
             case(json!({"not": {}}), "not"),
+            with_format(json!({"type": "regex", "pattern": "(a"})),
+            with_format(json!({"type": "grammar", "definition": "start: absent"})),
         ],
     )
     .await;
