@@ -11,6 +11,9 @@ use utoipa::ToSchema;
 pub(crate) struct ModelList {
     object: &'static str,
     data: Vec<ModelObject>,
+    /// What Codex reads instead of `data` where it asks for a catalogue: it has nothing to say of this model.
+    #[schema(value_type = Vec<Object>)]
+    models: [(); 0],
 }
 
 /// A model.
@@ -42,7 +45,7 @@ impl ModelObject {
 #[utoipa::path(get, path = "/v1/models", tag = "OpenAI", responses((status = 200, body = ModelList)))]
 pub(super) async fn list(State(app): State<App>) -> Json<ModelList> {
     let name = app.service.model.parts().name.clone();
-    Json(ModelList { object: "list", data: vec![ModelObject::new(&app, name)] })
+    Json(ModelList { object: "list", data: vec![ModelObject::new(&app, name)], models: [] })
 }
 
 /// Describes a model. Every name is that of the model that is loaded, as in requests.
