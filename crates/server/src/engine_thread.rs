@@ -277,7 +277,8 @@ impl EngineThread {
         if answer.is_closed() {
             return;
         }
-        if self.is_stopping {
+        // A further reply to a prompt belongs to a request that has begun, and which may end.
+        if self.is_stopping && choice == 0 {
             let _ = answer.send(Err(Rejection::Stopping));
             return;
         }
