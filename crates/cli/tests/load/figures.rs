@@ -9,6 +9,9 @@ pub(crate) struct Figures {
     pub(crate) seen: Seen,
     /// Tokens that the server generated, those for clients that vanished too.
     pub(crate) generated: u64,
+    /// Tokens of prompts, and those of them that replies which ended found in the cache.
+    pub(crate) prompt: u64,
+    pub(crate) reused: u64,
     /// Times of `/health`, from the least to the greatest.
     pub(crate) health: Vec<Duration>,
     pub(crate) idle_connections: usize,
@@ -54,7 +57,8 @@ impl fmt::Display for Figures {
         row("short requests", seen.short.to_string())?;
         row("lost or mixed replies", seen.wrong.len().to_string())?;
         row("tokens generated", self.generated.to_string())?;
-        row("tokens/s", format!("{:.0}", self.generated as f64 / seconds))?;
+        row("tokens of prompts: all, reused", format!("{}, {}", self.prompt, self.reused))?;
+        row("tokens generated per second", format!("{:.0}", self.generated as f64 / seconds))?;
         for (name, times) in [
             ("first text of a stream, ms: p50, p99, max", &seen.first_texts),
             ("short request, ms: p50, p99, max", &seen.short_times),

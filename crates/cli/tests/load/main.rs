@@ -42,7 +42,7 @@ async fn nothing_is_lost_or_mixed_under_load() {
     let files = rlimit::increase_nofile_limit(1 << 16).expect("a limit of open files");
     let ms = Duration::from_millis;
     let size = Size {
-        warm_up: if is_long { Duration::from_secs(30) } else { Duration::from_secs(1) },
+        warm_up: if is_long { Duration::from_secs(20) } else { Duration::from_secs(1) },
         time,
         streams: 64,
         short_requests: if is_long { 5000 } else { 300 },
@@ -53,7 +53,7 @@ async fn nothing_is_lost_or_mixed_under_load() {
     };
     let server = Server::start(0, None);
     let start = Instant::now();
-    let world = World::alone(&server.url, if is_long { 120 } else { 32 }, 16).await;
+    let world = World::alone(&server.url, if is_long { 64 } else { 24 }, 16).await;
     println!("each request alone: {:.1} s", start.elapsed().as_secs_f64());
     let world = Arc::new(world);
     steady::run(&server, &world, size).await;

@@ -95,6 +95,8 @@ pub(crate) async fn run(server: &Server, world: &Arc<World>, size: Size) -> Figu
         idle_connections: size.idle_connections,
         idle_closed: closed,
         generated: counted.generated,
+        prompt: counted.prompt,
+        reused: counted.reused,
         health,
         resident: before.resident.zip(after.resident),
         files: before.files.zip(after.files),
@@ -136,6 +138,8 @@ struct Counters {
     succeeded: u64,
     failed: u64,
     generated: u64,
+    prompt: u64,
+    reused: u64,
 }
 
 impl Counters {
@@ -143,12 +147,14 @@ impl Counters {
         for gauge in ["vllm:num_requests_running", "vllm:num_requests_waiting"] {
             assert_eq!(server.counter(gauge).await, Some(0), "{gauge}");
         }
-        let generated = server.counter("vllm:generation_tokens_total").await;
+        let count = async |name| server.counter(name).await.expect("a counter without labels");
         Self {
             // Those with labels are not there before they count.
             succeeded: server.counter("vllm:request_success_total").await.unwrap_or(0),
             failed: server.counter("calla_requests_failed_total").await.unwrap_or(0),
-            generated: generated.expect("a counter of tokens"),
+            generated: count("vllm:generation_tokens_total").await,
+            prompt: count("vllm:prompt_tokens_total").await,
+            reused: count("vllm:prefix_cache_hits_total").await,
         }
     }
 
@@ -157,6 +163,8 @@ impl Counters {
             succeeded: self.succeeded - before.succeeded,
             failed: self.failed - before.failed,
             generated: self.generated - before.generated,
+            prompt: self.prompt - before.prompt,
+            reused: self.reused - before.reused,
         }
     }
 
