@@ -42,7 +42,7 @@ async fn nothing_is_lost_or_mixed_under_load() {
     let files = rlimit::increase_nofile_limit(1 << 16).expect("a limit of open files");
     let ms = Duration::from_millis;
     let size = Size {
-        warm_up: if is_long { Duration::from_secs(20) } else { Duration::from_secs(1) },
+        warm_up: if is_long { Duration::from_secs(120) } else { Duration::from_secs(1) },
         time,
         streams: 64,
         short_requests: if is_long { 5000 } else { 300 },

@@ -46,14 +46,12 @@ impl Level {
     }
 
     /// The level once connections that were dropped are closed on the server's side too.
-    async fn settled(server: &Server, files_before: Option<usize>) -> Self {
+    async fn settled(server: &Server, files_idle: Option<usize>) -> Self {
         let start = Instant::now();
         loop {
             let level = Self::of(server).await;
-            let settled = level
-                .files
-                .zip(files_before)
-                .is_none_or(|(now, before)| now <= before + FILES_SLACK);
+            let settled =
+                level.files.zip(files_idle).is_none_or(|(now, before)| now <= before + FILES_SLACK);
             if settled || start.elapsed() > Duration::from_secs(10) {
                 return level;
             }
@@ -70,11 +68,12 @@ pub(crate) async fn run(server: &Server, world: &Arc<World>, size: Size) -> Figu
         short_requests: size.streams,
         seed: size.seed + 1,
     };
+    let files_idle = server.files();
     // Until all memory that is reserved has been touched.
     let seen = crowd.run(world, &server.url).await;
     println!("warm-up: {:.1} s", seen.elapsed.as_secs_f64());
     seen.check();
-    let before = Level::settled(server, None).await;
+    let before = Level::settled(server, files_idle).await;
     let counters = Counters::read(server).await;
 
     let idle = IdleConnections::open(server.port, size.idle_connections).await;
