@@ -31,6 +31,8 @@ impl Server {
         command.arg("serve").arg("--model").arg(demo_dir());
         command.args(["--port", &port.to_string(), "--parallel", &PARALLEL.to_string()]);
         command.args(["--cache-memory", CACHE_MEMORY, "--ctx", CONTEXT]);
+        // Always drafting: what `auto` leaves untouched at first would look like growth when it is used.
+        command.args(["--speculate", "2"]);
         if let Some(disk) = disk {
             command.arg("--disk-cache").arg(disk);
         }
