@@ -8,7 +8,9 @@ use crate::machine::this_machine;
 use crate::output;
 use anyhow::bail;
 use calla_cpu::Cpu;
-use calla_engine::{CutRule, Machine, MemoryPlan, Refusal, Speculation, StateNeeds, Thinking};
+use calla_engine::{
+    CutRule, EngineConfig, Machine, MemoryPlan, Refusal, Speculation, StateNeeds, Thinking,
+};
 use calla_model::network::CheckpointParts;
 use calla_model::{Config, Network, Shape};
 use calla_ops::runner::HostOps;
@@ -35,7 +37,6 @@ pub(crate) const ELEMENT_BYTES: usize = 4;
 
 /// A loaded network on a device.
 pub(crate) struct Loaded {
-    pub(crate) dir: PathBuf,
     pub(crate) config: Config,
     pub(crate) runner: Box<dyn Runner>,
     /// Tokens of one sequence that its state has room for.
@@ -77,23 +78,17 @@ impl Model {
     }
 
     fn new(loaded: Loaded, text: TextSide, engine: &EngineArgs) -> anyhow::Result<Self> {
-        let store = engine.disk_cache.as_deref().and_then(|dir| open_store(dir, &loaded, engine));
-        let Loaded { dir, config, runner, context, device, why, .. } = loaded;
-        let TextSide { tokenizer, .. } = text;
+        let TextSide { dir, tokenizer } = text;
         let defaults = GenerationDefaults::load(&dir)?;
         let ids = tokenizer.vocab_size();
-        let stop_ids = stop_ids(&tokenizer, &config, &defaults);
-        let limits = Limits {
-            context,
-            running_max: 1,
-            queue_max: 1,
-            speculation: engine.speculate,
-            fast_cache: engine.fast_cache,
-        };
-        let setup = engine_config(runner.as_ref(), cut_rule(&tokenizer), limits);
-        let context = setup.context;
+        let stop_ids = stop_ids(&tokenizer, &loaded.config, &defaults);
         let compile = grammar::compiler(&tokenizer, ids, &stop_ids)?;
-        let driver = Driver::new(runner, setup, compile, store)?;
+        let (device, why) = (loaded.device.clone(), loaded.why);
+        let limits = ServeLimits { parallel: 1, queue: 1 };
+        let setup = engine_setup(&loaded, &tokenizer, engine, limits);
+        let context = setup.context;
+        let store = disk_cache(&loaded, engine);
+        let driver = Driver::new(loaded.runner, setup, compile, store)?;
         Ok(Self {
             dir,
             session: Session::new(driver, context),
@@ -196,18 +191,32 @@ fn load_for_server(
     let needs = Needs { context, ..server_needs(args, engine, limits) };
     let opened = Opened::new(candidate, needs, &machine)?;
     let loaded = opened.load(args, cache_budget(engine), &machine)?;
-    let store = engine.disk_cache.as_deref().and_then(|dir| open_store(dir, &loaded, engine));
-    let setup = Limits {
+    let setup = engine_setup(&loaded, &model.parts().tokenizer, engine, limits);
+    let store = disk_cache(&loaded, engine);
+    let driver = Driver::with_notify(loaded.runner, setup, model.compile(), store, notify)?;
+    Ok(LoadedModel { driver, device: loaded.device })
+}
+
+/// How an engine is set up on a loaded network.
+fn engine_setup(
+    loaded: &Loaded,
+    tokenizer: &Tokenizer,
+    engine: &EngineArgs,
+    limits: ServeLimits,
+) -> EngineConfig {
+    let limits = Limits {
         context: loaded.context,
         running_max: limits.parallel,
         queue_max: limits.queue,
         speculation: engine.speculate,
         fast_cache: engine.fast_cache,
     };
-    let rule = cut_rule(&model.parts().tokenizer);
-    let config = engine_config(loaded.runner.as_ref(), rule, setup);
-    let driver = Driver::with_notify(loaded.runner, config, model.compile(), store, notify)?;
-    Ok(LoadedModel { driver, device: loaded.device })
+    engine_config(loaded.runner.as_ref(), cut_rule(tokenizer), limits)
+}
+
+/// The disk cache, if the flags ask for one and it can be had.
+fn disk_cache(loaded: &Loaded, engine: &EngineArgs) -> Option<Store> {
+    engine.disk_cache.as_deref().and_then(|dir| open_store(dir, loaded, engine))
 }
 
 fn server_needs(args: &ModelArgs, engine: &EngineArgs, limits: ServeLimits) -> Needs {
@@ -362,8 +371,8 @@ impl<'a> Opened<'a> {
         let budget = machine.limit().saturating_sub(used).min(budget);
         let size = needs.cache_size(&config.shape, budget);
         let (runner, device) = start(args, network, &config.shape, size, needs.drafting)?;
-        let Candidate { dir, why } = candidate.clone();
-        Ok(Loaded { dir, config, runner, context, device, checkpoint, why })
+        let why = candidate.why;
+        Ok(Loaded { config, runner, context, device, checkpoint, why })
     }
 }
 

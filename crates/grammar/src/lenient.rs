@@ -13,7 +13,7 @@ const FORMATS: [&str; 10] =
 /// What may stand beside the reference that `parameters` itself is.
 const BESIDE_REFERENCE: [&str; 5] = ["$ref", "$defs", "definitions", "$id", "id"];
 /// Keywords that choose among forms of all parameters together.
-const JOINING: [&str; 9] = [
+pub(crate) const JOINING: [&str; 9] = [
     "anyOf",
     "oneOf",
     "allOf",

@@ -7,7 +7,7 @@
 use crate::GrammarError;
 use crate::compiler::{TEXT_BYTES_MAX, checked_regex, closed_schema};
 use crate::json_schema;
-use crate::lenient::{relaxed_parameters, type_only};
+use crate::lenient::{JOINING, relaxed_parameters, type_only};
 use crate::parameter_value::{Forms, text_terminal};
 use calla_engine::structure::Grammar;
 use serde_json::{Map, Value};
@@ -382,19 +382,8 @@ fn check_keywords(schema: &Map<String, Value>) -> Result<(), GrammarError> {
     if schema.get("type").is_some_and(|kind| kind != "object") {
         return Err(tool_error("the type of `parameters` is not \"object\"".into()));
     }
-    let strict = [
-        "anyOf",
-        "oneOf",
-        "allOf",
-        "enum",
-        "const",
-        "patternProperties",
-        "$ref",
-        "minProperties",
-        "maxProperties",
-    ];
     json_schema::check_supported(schema, "#")?;
-    match schema.keys().find(|key| strict.contains(&key.as_str())) {
+    match schema.keys().find(|key| JOINING.contains(&key.as_str())) {
         Some(keyword) => {
             Err(GrammarError::UnsupportedKeyword { keyword: keyword.clone(), place: "#".into() })
         }

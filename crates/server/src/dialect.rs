@@ -45,6 +45,14 @@ impl Dialect {
         }
     }
 
+    /// The response that a result is.
+    pub(crate) fn respond(self, result: Result<impl IntoResponse, ApiError>) -> Response {
+        match result {
+            Ok(answer) => answer.into_response(),
+            Err(error) => self.error_response(&error),
+        }
+    }
+
     /// The response to a request that was refused or failed.
     #[must_use]
     pub fn error_response(self, error: &ApiError) -> Response {

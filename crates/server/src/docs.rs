@@ -62,26 +62,25 @@ fn page(api: &Value) -> String {
          </head><body><main><h1>calla: API</h1>",
     );
     let described = api["info"]["description"].as_str().unwrap_or_default();
-    push(&mut html, &format!("<p>{}</p>", escaped(described)));
-    push(
-        &mut html,
+    html.push_str(&format!("<p>{}</p>", escaped(described)));
+    html.push_str(
         "<p>The same for programs: <a href=\"/openapi.json\">/openapi.json</a>. \
                      The chat page: <a href=\"/\">/</a>.</p>",
     );
     for (path, operations) in object(&api["paths"]) {
         for (method, operation) in object(operations) {
             let heading = format!("{} {path}", method.to_uppercase());
-            push(&mut html, &format!("<section><h2><code>{}</code></h2>", escaped(&heading)));
+            html.push_str(&format!("<section><h2><code>{}</code></h2>", escaped(&heading)));
             for field in ["summary", "description"] {
                 if let Some(text) = operation[field].as_str() {
-                    push(&mut html, &format!("<p>{}</p>", escaped(text)));
+                    html.push_str(&format!("<p>{}</p>", escaped(text)));
                 }
             }
             let body = &operation["requestBody"]["content"]["application/json"]["schema"];
             fields(&mut html, "Request", schema(api, body));
             let answer = &operation["responses"]["200"]["content"]["application/json"]["schema"];
             fields(&mut html, "Answer", schema(api, answer));
-            push(&mut html, "</section>");
+            html.push_str("</section>");
         }
     }
     html + "</main></body></html>"
@@ -103,8 +102,7 @@ fn fields(html: &mut String, title: &str, schema: &Value) {
     }
     let required: Vec<&str> =
         schema["required"].as_array().into_iter().flatten().filter_map(Value::as_str).collect();
-    push(
-        html,
+    html.push_str(
         &format!(
             "<table><caption>{title}</caption><thead><tr><th scope=\"col\">field</th><th scope=\"col\">type</th>\
          <th scope=\"col\">meaning</th></tr></thead><tbody>"
@@ -114,17 +112,14 @@ fn fields(html: &mut String, title: &str, schema: &Value) {
         let is_required = title == "Request" && required.contains(&name.as_str());
         let meaning = property["description"].as_str().unwrap_or_default();
         let need = if is_required { "<strong>Required.</strong> " } else { "" };
-        push(
-            html,
-            &format!(
-                "<tr><td><code>{}</code></td><td>{}</td><td>{need}{}</td></tr>",
-                escaped(name),
-                escaped(&type_of(property)),
-                escaped(meaning)
-            ),
-        );
+        html.push_str(&format!(
+            "<tr><td><code>{}</code></td><td>{}</td><td>{need}{}</td></tr>",
+            escaped(name),
+            escaped(&type_of(property)),
+            escaped(meaning)
+        ));
     }
-    push(html, "</tbody></table>");
+    html.push_str("</tbody></table>");
 }
 
 /// Words for a schema's type and bounds.
@@ -154,10 +149,6 @@ fn type_of(schema: &Value) -> String {
 fn object(value: &Value) -> &Map<String, Value> {
     static EMPTY: LazyLock<Map<String, Value>> = LazyLock::new(Map::new);
     value.as_object().unwrap_or(&EMPTY)
-}
-
-fn push(html: &mut String, text: &str) {
-    html.push_str(text);
 }
 
 fn escaped(text: &str) -> String {

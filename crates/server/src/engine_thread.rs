@@ -211,13 +211,14 @@ impl EngineThread {
             // Before a step too: the first one of a long prompt takes a while.
             self.publish();
             let turn = self.turn();
-            self.publish();
             if turn == Turn::Step {
                 continue;
             }
             if self.is_stopping && self.requests.is_empty() {
                 break;
             }
+            // What the turn ended, or an engine that was given up.
+            self.publish();
             if let Some(command) = self.wait() {
                 self.take(command);
             }

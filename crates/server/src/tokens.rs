@@ -86,13 +86,10 @@ pub(crate) async fn tokenize(
         _ => Err(ApiError::invalid("prompt", "give either prompt or messages")),
     };
     let result = app.service.blocking(work).await.and_then(|result| result);
-    match result {
-        Ok(tokens) => {
-            let max_model_len = app.service.model.parts().context;
-            Json(TokenizeResponse { count: tokens.len(), tokens, max_model_len }).into_response()
-        }
-        Err(error) => Dialect::OpenAi.error_response(&error),
-    }
+    let max_model_len = app.service.model.parts().context;
+    Dialect::OpenAi.respond(
+        result.map(|tokens| Json(TokenizeResponse { count: tokens.len(), tokens, max_model_len })),
+    )
 }
 
 /// Turns token ids into text.

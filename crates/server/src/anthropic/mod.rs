@@ -52,10 +52,7 @@ async fn create_message(
     owner: Owner,
     JsonBody(request): JsonBody<MessagesRequest>,
 ) -> Response {
-    match reply(&app, &owner, request).await {
-        Ok(response) => response,
-        Err(error) => Dialect::Anthropic.error_response(&in_own_words(error)),
-    }
+    Dialect::Anthropic.respond(reply(&app, &owner, request).await.map_err(in_own_words))
 }
 
 async fn reply(app: &App, owner: &Owner, request: MessagesRequest) -> Result<Response, ApiError> {
@@ -105,10 +102,8 @@ async fn count_tokens(
     State(app): State<App>,
     JsonBody(request): JsonBody<MessagesRequest>,
 ) -> Response {
-    match count(&app, request).await {
-        Ok(input_tokens) => Json(TokenCount { input_tokens }).into_response(),
-        Err(error) => Dialect::Anthropic.error_response(&in_own_words(error)),
-    }
+    let counted = count(&app, request).await.map_err(in_own_words);
+    Dialect::Anthropic.respond(counted.map(|input_tokens| Json(TokenCount { input_tokens })))
 }
 
 async fn count(app: &App, request: MessagesRequest) -> Result<usize, ApiError> {

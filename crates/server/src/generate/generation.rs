@@ -159,11 +159,12 @@ impl Service {
         let work = move || (prepare(&model, task, &owner), counted);
         let (prepared, counted) = self.blocking(work).await?;
         let prepared = prepared?;
-        let Prepared { request, assembler, stop, choices, one_call, wants_logprobs } = prepared;
+        let Prepared { request, assembler, stop, choices, one_call } = prepared;
         let (sender, updates) = unbounded_channel();
         let further = (choices > 1)
             .then(|| Further { request: request.clone(), assembler: assembler.clone() });
-        let prompt_tokens = request.prompt.len();
+        let (prompt_tokens, wants_logprobs) =
+            (request.prompt.len(), request.top_logprobs.is_some());
         let running = self.submit(request, 0, &sender).await?;
         drop(counted);
         let first = Choice::new(assembler, one_call, wants_logprobs);

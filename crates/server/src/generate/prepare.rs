@@ -21,7 +21,6 @@ pub(crate) struct Prepared {
     pub(crate) choices: usize,
     /// Whether the reply ends with its first call.
     pub(crate) one_call: bool,
-    pub(crate) wants_logprobs: bool,
 }
 
 /// Prepares a task: milliseconds of work for a long prompt, on a thread that may take them.
@@ -77,7 +76,6 @@ pub(crate) fn prepare(model: &Model, task: Task, owner: &str) -> Result<Prepared
         stop: options.stop,
         choices: options.choices,
         one_call: chat.is_some_and(|chat| chat.one_call),
-        wants_logprobs: options.logprobs.is_some(),
     })
 }
 

@@ -117,10 +117,7 @@ pub(super) async fn create(
     owner: Owner,
     JsonBody(request): JsonBody<ChatRequest>,
 ) -> Response {
-    match begin(&app, &owner, request).await {
-        Ok(response) => response,
-        Err(error) => Dialect::OpenAi.error_response(&error),
-    }
+    Dialect::OpenAi.respond(begin(&app, &owner, request).await)
 }
 
 async fn begin(app: &App, owner: &Owner, request: ChatRequest) -> Result<Response, ApiError> {

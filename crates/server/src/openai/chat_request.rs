@@ -165,16 +165,12 @@ impl ChatRequest {
         let format = self.format()?;
         let tools = tools::functions(self.tools.unwrap_or_default())?;
         let tool_choice = tools::choice(self.tool_choice.as_ref(), &tools)?;
-        let mut variables = self.chat_template_kwargs.unwrap_or_default();
-        let enable_thinking = self.enable_thinking.or(switch(&mut variables, "enable_thinking")?);
-        let preserve = switch(&mut variables, "preserve_thinking")?;
-        let (by_effort, effort_budget) = match self.reasoning_effort.as_deref() {
-            None => (None, None),
-            Some(word) => {
-                let (on, budget) =
-                    effort(word).ok_or_else(|| bad_effort("reasoning_effort", word))?;
-                (Some(on), budget)
-            }
+        let thinking = ThinkingFields {
+            enable_thinking: self.enable_thinking,
+            preserve_thinking: self.preserve_thinking,
+            thinking_budget: self.thinking_budget,
+            effort: ("reasoning_effort", self.reasoning_effort.as_deref()),
+            variables: self.chat_template_kwargs,
         };
         let chat = Chat {
             messages: self.messages,
@@ -182,10 +178,7 @@ impl ChatRequest {
             tool_choice,
             one_call: self.parallel_tool_calls == Some(false),
             format,
-            enable_thinking: enable_thinking.or(by_effort),
-            preserve_thinking: self.preserve_thinking.or(preserve),
-            thinking_budget: self.thinking_budget.map(clamped).or(effort_budget),
-            variables,
+            ..thinking.read()?
         };
         let max_tokens = at_least_one("max_tokens", self.max_tokens)?;
         let max_completion = at_least_one("max_completion_tokens", self.max_completion_tokens)?;
@@ -254,8 +247,42 @@ pub(crate) fn top_k(top_k: Option<i64>) -> Result<Option<usize>, ApiError> {
     }
 }
 
+/// The fields by which a request says whether and how long to think.
+pub(crate) struct ThinkingFields<'a> {
+    pub(crate) enable_thinking: Option<bool>,
+    pub(crate) preserve_thinking: Option<bool>,
+    pub(crate) thinking_budget: Option<u64>,
+    /// The field's name and its word.
+    pub(crate) effort: (&'static str, Option<&'a str>),
+    /// `chat_template_kwargs`.
+    pub(crate) variables: Option<Map<String, Value>>,
+}
+
+impl ThinkingFields<'_> {
+    /// A chat with what they say and nothing else. A field goes before a variable, and both before an effort.
+    pub(crate) fn read(self) -> Result<Chat, ApiError> {
+        let mut variables = self.variables.unwrap_or_default();
+        let enable_thinking = self.enable_thinking.or(switch(&mut variables, "enable_thinking")?);
+        let preserve = switch(&mut variables, "preserve_thinking")?;
+        let (by_effort, effort_budget) = match self.effort {
+            (_, None) => (None, None),
+            (field, Some(word)) => {
+                let (on, budget) = effort(word).ok_or_else(|| bad_effort(field, word))?;
+                (Some(on), budget)
+            }
+        };
+        Ok(Chat {
+            enable_thinking: enable_thinking.or(by_effort),
+            preserve_thinking: self.preserve_thinking.or(preserve),
+            thinking_budget: self.thinking_budget.map(clamped).or(effort_budget),
+            variables,
+            ..Chat::default()
+        })
+    }
+}
+
 /// The error of an effort that nobody knows.
-pub(crate) fn bad_effort(param: &str, word: &str) -> ApiError {
+fn bad_effort(param: &str, word: &str) -> ApiError {
     let word: String = word.chars().take(80).collect();
     let message =
         format!("{param} must be none, minimal, low, medium, high, xhigh or max but is {word:?}");
@@ -263,10 +290,7 @@ pub(crate) fn bad_effort(param: &str, word: &str) -> ApiError {
 }
 
 /// Takes a switch out of the template's variables.
-pub(crate) fn switch(
-    variables: &mut Map<String, Value>,
-    name: &str,
-) -> Result<Option<bool>, ApiError> {
+fn switch(variables: &mut Map<String, Value>, name: &str) -> Result<Option<bool>, ApiError> {
     match variables.remove(name) {
         None | Some(Value::Null) => Ok(None),
         Some(Value::Bool(on)) => Ok(Some(on)),

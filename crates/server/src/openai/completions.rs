@@ -215,10 +215,7 @@ pub(super) async fn create(
     owner: Owner,
     JsonBody(request): JsonBody<CompletionRequest>,
 ) -> Response {
-    match begin(&app, &owner, request).await {
-        Ok(response) => response,
-        Err(error) => Dialect::OpenAi.error_response(&error),
-    }
+    Dialect::OpenAi.respond(begin(&app, &owner, request).await)
 }
 
 async fn begin(app: &App, owner: &Owner, request: CompletionRequest) -> Result<Response, ApiError> {

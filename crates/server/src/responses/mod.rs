@@ -18,7 +18,7 @@ use crate::http::json::JsonBody;
 use axum::extract::State;
 use axum::response::{IntoResponse, Response};
 use axum::routing::{any, get, post};
-use axum::{Extension, Json, Router};
+use axum::{Json, Router};
 use request::{Plan, ResponseRequest};
 use response::ResponseObject;
 use run::{Keeper, Run, refused_in_stream};
@@ -55,12 +55,10 @@ pub(crate) fn routes() -> Router<App> {
 )]
 async fn create(
     State(app): State<App>,
-    owner: Option<Extension<Owner>>,
+    owner: Owner,
     JsonBody(request): JsonBody<ResponseRequest>,
 ) -> Response {
-    begin(&app, owner_of(owner), request)
-        .await
-        .unwrap_or_else(|error| Dialect::OpenAi.error_response(&error))
+    Dialect::OpenAi.respond(begin(&app, owner.0, request).await)
 }
 
 async fn begin(app: &App, owner: String, request: ResponseRequest) -> Result<Response, ApiError> {
@@ -93,8 +91,4 @@ fn in_own_words(mut error: ApiError) -> ApiError {
         _ => param,
     });
     error
-}
-
-fn owner_of(owner: Option<Extension<Owner>>) -> String {
-    owner.map(|Extension(Owner(owner))| owner).unwrap_or_default()
 }

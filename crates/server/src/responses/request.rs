@@ -7,9 +7,9 @@ use super::tools::{Offer, listed};
 use super::translator::{ThinkingForm, Translator, new_id, now};
 use crate::error::{ApiError, ErrorKind};
 use crate::generate::sampling;
-use crate::generate::task::{Chat, Format, Options, Prompt, Task, effort};
+use crate::generate::task::{Chat, Format, Options, Prompt, Task};
 use crate::model::Model;
-use crate::openai::chat_request::{bad_effort, switch, top_k};
+use crate::openai::chat_request::{ThinkingFields, top_k};
 use crate::openai::fields::{Strings, at_least_one, clamped, seed};
 use calla_ops::sample::TOP_LOGPROBS_MAX;
 use serde::de::Error as _;
@@ -213,17 +213,13 @@ impl ResponseRequest {
         let mut offer = Offer::read(&[tools.as_slice(), more_tools.as_slice()].concat())?;
         let tool_choice = offer.choose(self.tool_choice.as_ref())?;
         let (format, text) = self.format()?;
-        let mut variables = self.chat_template_kwargs.take().unwrap_or_default();
-        let enable_thinking = self.enable_thinking.or(switch(&mut variables, "enable_thinking")?);
-        let preserve = switch(&mut variables, "preserve_thinking")?;
         let reasoning = self.reasoning.take().unwrap_or_default();
-        let (by_effort, effort_budget) = match reasoning.effort.as_deref() {
-            None => (None, None),
-            Some(word) => {
-                let (on, budget) =
-                    effort(word).ok_or_else(|| bad_effort("reasoning.effort", word))?;
-                (Some(on), budget)
-            }
+        let thinking = ThinkingFields {
+            enable_thinking: self.enable_thinking,
+            preserve_thinking: self.preserve_thinking,
+            thinking_budget: self.thinking_budget,
+            effort: ("reasoning.effort", reasoning.effort.as_deref()),
+            variables: self.chat_template_kwargs.take(),
         };
         let chat = Chat {
             messages,
@@ -231,10 +227,7 @@ impl ResponseRequest {
             tool_choice,
             one_call: self.parallel_tool_calls == Some(false),
             format,
-            enable_thinking: enable_thinking.or(by_effort),
-            preserve_thinking: self.preserve_thinking.or(preserve),
-            thinking_budget: self.thinking_budget.map(clamped).or(effort_budget),
-            variables,
+            ..thinking.read()?
         };
         let options = self.options()?;
         let thinking = ThinkingForm {

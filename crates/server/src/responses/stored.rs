@@ -2,24 +2,24 @@
 
 use super::request::stored_items;
 use super::response::ResponseObject;
-use super::{Owner, owner_of};
 use crate::app::App;
 use crate::dialect::{Dialect, ErrorBody};
 use crate::error::{ApiError, ErrorKind};
+use crate::http::access::Owner;
+use axum::Json;
 use axum::extract::rejection::QueryRejection;
 use axum::extract::{Path, Query, State};
 use axum::http::header::CONTENT_TYPE;
 use axum::response::{IntoResponse, Response};
-use axum::{Extension, Json};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use utoipa::{IntoParams, ToSchema};
 
-fn not_found(id: &str) -> Response {
+fn not_found(id: &str) -> ApiError {
     let id: String = id.chars().take(80).collect();
     let message =
         format!("response with id {id:?} not found: it was not stored, or was dropped since");
-    Dialect::OpenAi.error_response(&ApiError::new(ErrorKind::NotFound, message))
+    ApiError::new(ErrorKind::NotFound, message)
 }
 
 fn raw_json(text: String) -> Response {
@@ -37,13 +37,11 @@ fn raw_json(text: String) -> Response {
 )]
 pub(super) async fn retrieve(
     State(app): State<App>,
-    owner: Option<Extension<Owner>>,
+    owner: Owner,
     Path(id): Path<String>,
 ) -> Response {
-    match app.responses.turn(&owner_of(owner), &id) {
-        Some(turn) => raw_json(turn.response.clone()),
-        None => not_found(&id),
-    }
+    let turn = app.responses.turn(&owner.0, &id).ok_or_else(|| not_found(&id));
+    Dialect::OpenAi.respond(turn.map(|turn| raw_json(turn.response.clone())))
 }
 
 /// What a deletion answers.
@@ -67,14 +65,13 @@ pub(crate) struct Deleted {
 )]
 pub(super) async fn delete(
     State(app): State<App>,
-    owner: Option<Extension<Owner>>,
+    owner: Owner,
     Path(id): Path<String>,
 ) -> Response {
-    if app.responses.remove(&owner_of(owner), &id) {
-        Json(Deleted { id, object: "response", deleted: true }).into_response()
-    } else {
-        not_found(&id)
-    }
+    let is_there = app.responses.remove(&owner.0, &id);
+    let deleted = is_there.then_some(()).ok_or_else(|| not_found(&id));
+    Dialect::OpenAi
+        .respond(deleted.map(|()| Json(Deleted { id, object: "response", deleted: true })))
 }
 
 /// Refuses: only background responses could be cancelled, and there are none. Closing the connection cancels.
@@ -85,11 +82,11 @@ pub(super) async fn delete(
 )]
 pub(super) async fn cancel(
     State(app): State<App>,
-    owner: Option<Extension<Owner>>,
+    owner: Owner,
     Path(id): Path<String>,
 ) -> Response {
-    if app.responses.turn(&owner_of(owner), &id).is_none() {
-        return not_found(&id);
+    if app.responses.turn(&owner.0, &id).is_none() {
+        return Dialect::OpenAi.error_response(&not_found(&id));
     }
     let message =
         "only background responses can be cancelled: close the connection to cancel others";
@@ -139,21 +136,17 @@ pub(crate) struct InputItems {
 )]
 pub(super) async fn input_items(
     State(app): State<App>,
-    owner: Option<Extension<Owner>>,
+    owner: Owner,
     Path(id): Path<String>,
     page: Result<Query<Page>, QueryRejection>,
 ) -> Response {
     let listed = page
         .map_err(|error| ApiError::new(ErrorKind::Invalid, error.body_text()))
-        .and_then(|Query(page)| match app.responses.turn(&owner_of(owner), &id) {
-            Some(turn) => page.of(&turn.input).map(Some),
-            None => Ok(None),
+        .and_then(|Query(page)| {
+            let turn = app.responses.turn(&owner.0, &id).ok_or_else(|| not_found(&id))?;
+            page.of(&turn.input)
         });
-    match listed {
-        Ok(Some(items)) => Json(items).into_response(),
-        Ok(None) => not_found(&id),
-        Err(error) => Dialect::OpenAi.error_response(&error),
-    }
+    Dialect::OpenAi.respond(listed.map(Json))
 }
 
 impl Page {
