@@ -4,13 +4,17 @@ use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::time::Duration;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
-use tokio::net::{TcpListener, TcpStream};
+use tokio::net::{TcpListener, TcpSocket, TcpStream};
 use tokio::time::timeout;
 
 /// How long the program that has the port may take to say what it is.
 const PROBE_TIME: Duration = Duration::from_secs(1);
 /// Most of its answer that is read, in bytes.
 const PROBE_BYTES: u64 = 64 << 10;
+
+/// How many connections may wait to be taken; the system lowers it to its own limit. A burst of agents that
+/// start at once overflows the usual 128, and a client whose connection is dropped there waits for a second.
+const BACKLOG: u32 = 4_096;
 
 /// A bound socket that [`serve`](super::serve) takes connections from.
 #[derive(Debug)]
@@ -63,17 +67,28 @@ pub enum ListenError {
     },
 }
 
+/// Binds as `TcpListener::bind` does, but for the length of the queue.
+fn bind(address: SocketAddr) -> io::Result<Listener> {
+    let socket = match address {
+        SocketAddr::V4(_) => TcpSocket::new_v4(),
+        SocketAddr::V6(_) => TcpSocket::new_v6(),
+    }?;
+    // On Windows this option would let two programs share the port.
+    #[cfg(unix)]
+    socket.set_reuseaddr(true)?;
+    socket.bind(address)?;
+    let socket = socket.listen(BACKLOG)?;
+    let address = socket.local_addr()?;
+    Ok(Listener { socket, address })
+}
+
 /// Listens on an address; port 0 chooses a free one.
 ///
 /// # Errors
 ///
 /// When the port is taken (the error says by what) or the address cannot be listened on.
 pub async fn listen(address: SocketAddr) -> Result<Listener, ListenError> {
-    let bound = TcpListener::bind(address).await.and_then(|socket| {
-        let address = socket.local_addr()?;
-        Ok(Listener { socket, address })
-    });
-    match bound {
+    match bind(address) {
         Ok(listener) => Ok(listener),
         Err(error) if error.kind() == io::ErrorKind::AddrInUse => {
             let answer = timeout(PROBE_TIME, ask_health(address)).await;
