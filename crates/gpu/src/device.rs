@@ -1,0 +1,63 @@
+//! What executes dispatches: a Metal or CUDA device, or the host driver of the tests.
+
+use crate::dispatch::Dispatch;
+use crate::tensor::{BufferId, Range};
+
+/// Why a device could not do what it was asked to.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum DeviceError {
+    /// There is not the memory.
+    #[error("the {device} device cannot allocate {bytes} bytes for {label}")]
+    OutOfMemory {
+        /// Which device.
+        device: &'static str,
+        /// What they are for.
+        label: String,
+        /// How many were asked for.
+        bytes: u64,
+    },
+    /// A kernel does not fit the device, or a dispatch does not fit its kernel.
+    #[error("{entry}: {reason}")]
+    Kernel {
+        /// The entry point.
+        entry: String,
+        /// What is wrong.
+        reason: String,
+    },
+    /// A dispatch failed while it ran.
+    #[error("{label} failed: {reason}")]
+    Failed {
+        /// Label of the dispatch, or what was done.
+        label: String,
+        /// What the device reported.
+        reason: String,
+    },
+}
+
+/// Memory, and kernels that run on it.
+pub trait Device: Send {
+    /// Allocates `bytes` (rounded up to 16) for `label`. What they hold is undefined.
+    ///
+    /// # Errors
+    /// If there is not the memory.
+    fn allocate(&mut self, label: &str, bytes: u64) -> Result<BufferId, DeviceError>;
+
+    /// Copies bytes to a buffer. Waits for what runs.
+    ///
+    /// # Errors
+    /// If the device failed.
+    fn write(&mut self, range: Range, bytes: &[u8]) -> Result<(), DeviceError>;
+
+    /// Copies bytes from a buffer. Waits for what runs.
+    ///
+    /// # Errors
+    /// If the device failed.
+    fn read(&mut self, range: Range, bytes: &mut [u8]) -> Result<(), DeviceError>;
+
+    /// Runs dispatches of which none depends on another: each stage of a plan, in order.
+    /// `stages` are lengths of consecutive groups of `dispatches`; all ranges lie in buffers.
+    ///
+    /// # Errors
+    /// If a dispatch does not fit its kernel, or the device failed.
+    fn run(&mut self, dispatches: &[Dispatch], stages: &[usize]) -> Result<(), DeviceError>;
+}

@@ -1,0 +1,20 @@
+//! The GPU backend: Metal kernels, their dispatch twins, and plans of them, as plain data that any machine can inspect.
+//!
+//! One operation, one stem: `kernels/conv_silu.metal` is the kernel, `src/conv_silu.rs` its twin (a function that gives
+//! the [`Dispatch`]), `tests/conv_silu.rs` holds it to the reference on the host driver.
+
+pub mod device;
+pub mod dispatch;
+pub mod shape_constants;
+pub mod sources;
+pub mod state;
+pub mod tables;
+pub mod tensor;
+pub mod weights;
+
+pub use device::{Device, DeviceError};
+pub use dispatch::{Access, Binding, Dispatch, Traffic};
+pub use state::{DeltaSlots, KvPool};
+pub use tables::{ChunkEntry, SpanEntry, Tables};
+pub use tensor::{BufferId, Dtype, Place, Range, Tensor};
+pub use weights::{GpuExperts, GpuMatrix, GpuParts};

@@ -1,0 +1,22 @@
+//! Kernel sources, as they are compiled into the program.
+
+/// A file under `kernels/`.
+#[derive(Clone, Copy, Debug)]
+pub struct Source {
+    /// Its name, as `#include` says it.
+    pub name: &'static str,
+    /// Its text.
+    pub text: &'static str,
+}
+
+macro_rules! sources {
+    ($($name:literal),* $(,)?) => {
+        &[$(Source { name: $name, text: include_str!(concat!("../kernels/", $name)) }),*]
+    };
+}
+
+/// Headers that kernels include.
+pub const HEADERS: &[Source] = sources!["shape.h", "tables.h"];
+
+/// Kernels: each file is compiled by itself.
+pub const KERNELS: &[Source] = sources![];

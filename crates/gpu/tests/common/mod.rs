@@ -1,0 +1,129 @@
+//! What the tests of kernels share: a host device, and values on their way to it and back.
+#![allow(dead_code, reason = "each test binary uses a part of it")]
+
+use calla_gpu::{Device as _, Dispatch, Dtype, GpuExperts, GpuMatrix, Tensor};
+use calla_gpu_host::{HostDevice, Options};
+use calla_model::matrix::MatrixData;
+use calla_model::{Experts, Matrix};
+use calla_ops::Rows;
+use half::bf16;
+
+/// A device, or `None` with the reason printed where this machine cannot compile kernels. `CALLA_GPU_SANITIZE=1` builds
+/// them with AddressSanitizer and refuses every access outside a declared range.
+pub fn device() -> Option<HostDevice> {
+    match HostDevice::new(&Options::from_env()) {
+        Ok(device) => Some(device),
+        Err(error) if error.is_missing_compiler() => {
+            println!("skipped: {error}");
+            None
+        }
+        Err(error) => panic!("{error}"),
+    }
+}
+
+/// Orders in which lanes, simdgroups and threadgroups run: forwards, backwards, shuffled.
+pub const ORDERS: [u32; 4] = [0, 1, 2, 3];
+
+/// A matrix format that the kernels take.
+pub fn format(bits: usize) -> calla_model::AffineFormat {
+    calla_model::AffineFormat::new(bits, 64).expect("4 or 8 bits in groups of 64")
+}
+
+/// A tensor of undefined values: its bytes are 0xff, which read as NaN.
+pub fn output(device: &mut HostDevice, rows: usize, cols: usize, dtype: Dtype) -> Tensor {
+    let bytes = rows as u64 * cols as u64 * dtype.size();
+    let buffer = device.allocate("output", bytes.max(1)).expect("memory");
+    let tensor = Tensor::whole(buffer, rows as u32, cols as u32, dtype);
+    device.write(tensor.range, &vec![0xff; bytes as usize]).expect("a write");
+    tensor
+}
+
+/// Values in f32.
+pub fn f32s(device: &mut HostDevice, rows: &Rows) -> Tensor {
+    let tensor = output(device, rows.rows(), rows.cols(), Dtype::F32);
+    device.write(tensor.range, bytemuck::cast_slice(rows.as_slice())).expect("a write");
+    tensor
+}
+
+/// A vector in f32 `[1, len]`.
+pub fn vector(device: &mut HostDevice, values: &[f32]) -> Tensor {
+    f32s(device, &Rows::from_vec(values.len(), values.to_vec()))
+}
+
+/// Values in bf16; `rounded` gives what the device then holds.
+pub fn bf16s(device: &mut HostDevice, rows: &Rows) -> Tensor {
+    let values: Vec<bf16> = rows.as_slice().iter().map(|&v| bf16::from_f32(v)).collect();
+    let tensor = output(device, rows.rows(), rows.cols(), Dtype::Bf16);
+    device.write(tensor.range, bytemuck::cast_slice(&values)).expect("a write");
+    tensor
+}
+
+/// Values as bf16 holds them.
+pub fn rounded(rows: &Rows) -> Rows {
+    let values = rows.as_slice().iter().map(|&v| bf16::from_f32(v).to_f32());
+    Rows::from_vec(rows.cols(), values.collect())
+}
+
+/// Integers `[rows, cols]`.
+pub fn u32s(device: &mut HostDevice, values: &[u32], cols: usize) -> Tensor {
+    let tensor = output(device, values.len() / cols, cols, Dtype::U32);
+    device.write(tensor.range, bytemuck::cast_slice(values)).expect("a write");
+    tensor
+}
+
+/// A 4- or 8-bit matrix.
+pub fn matrix(device: &mut HostDevice, matrix: &Matrix) -> GpuMatrix {
+    stacked(device, std::slice::from_ref(matrix))
+}
+
+/// The matrices of all experts.
+pub fn experts(device: &mut HostDevice, experts: &Experts) -> GpuExperts {
+    let all: Vec<Matrix> = experts.iter().cloned().collect();
+    GpuExperts { count: all.len() as u32, stacked: stacked(device, &all) }
+}
+
+fn stacked(device: &mut HostDevice, matrices: &[Matrix]) -> GpuMatrix {
+    let mut bytes = [vec![], vec![], vec![]];
+    let mut bits = 0;
+    for matrix in matrices {
+        let MatrixData::Affine { format, packed, scales, biases, .. } = matrix.data() else {
+            panic!("{matrix:?} is not quantised")
+        };
+        bits = format.bits() as u32;
+        for (all, part) in bytes.iter_mut().zip([packed, scales, biases]) {
+            all.extend_from_slice(part);
+        }
+    }
+    let [packed, scales, biases] = bytes.map(|bytes| {
+        let tensor = output(device, 1, bytes.len().div_ceil(4), Dtype::U32);
+        let range = calla_gpu::Range { len: bytes.len() as u64, ..tensor.range };
+        device.write(range, &bytes).expect("a write");
+        range
+    });
+    let rows = matrices.iter().map(Matrix::rows).sum::<usize>() as u32;
+    GpuMatrix { rows, cols: matrices[0].cols() as u32, bits, packed, scales, biases }
+}
+
+/// Reads a tensor of f32 or bf16.
+pub fn rows(device: &mut HostDevice, tensor: Tensor) -> Rows {
+    let mut bytes = vec![0; tensor.range.len as usize];
+    device.read(tensor.range, &mut bytes).expect("a read");
+    let values = match tensor.dtype {
+        Dtype::F32 => bytes.as_chunks().0.iter().map(|&b| f32::from_le_bytes(b)).collect(),
+        Dtype::Bf16 => bytes.as_chunks().0.iter().map(|&b| bf16::from_le_bytes(b).to_f32()).collect(),
+        Dtype::U32 => panic!("integers"),
+    };
+    Rows::from_vec(tensor.cols as usize, values)
+}
+
+/// Reads a tensor of integers.
+pub fn integers(device: &mut HostDevice, tensor: Tensor) -> Vec<u32> {
+    let mut bytes = vec![0; tensor.range.len as usize];
+    device.read(tensor.range, &mut bytes).expect("a read");
+    bytes.as_chunks().0.iter().map(|&b| u32::from_le_bytes(b)).collect()
+}
+
+/// Runs dispatches one after the other.
+pub fn run(device: &mut HostDevice, dispatches: &[Dispatch]) {
+    device.run(dispatches, &vec![1; dispatches.len()]).unwrap_or_else(|error| panic!("{error}"));
+}
