@@ -16,7 +16,7 @@ macro_rules! sources {
 }
 
 /// Headers that kernels include.
-pub const HEADERS: &[Source] = sources!["shape.h", "tables.h"];
+pub const HEADERS: &[Source] = sources!["math.h", "shape.h", "tables.h"];
 
 /// Kernels: each file is compiled by itself.
 pub const KERNELS: &[Source] = sources![];
