@@ -34,3 +34,17 @@ inline float threadgroup_sum(float value, threadgroup float* partial, uint simdg
     for (uint i = 1; i < SIMDGROUPS; i++) total += partial[i];
     return total;
 }
+
+// Two bf16 values of a 32-bit word: the first lies in its lower half.
+inline float first_bf16(uint word) { return as_type<float>(word << 16); }
+inline float second_bf16(uint word) { return as_type<float>(word & 0xffff0000u); }
+
+// Two values, rounded, as such a word.
+inline uint bf16_pair(float first, float second) {
+    return uint(as_type<ushort>(bfloat(first))) | (uint(as_type<ushort>(bfloat(second))) << 16);
+}
+
+// Four bf16 values.
+inline float4 bf16_quad(uint2 words) {
+    return float4(first_bf16(words.x), second_bf16(words.x), first_bf16(words.y), second_bf16(words.y));
+}

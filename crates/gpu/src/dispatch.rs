@@ -94,7 +94,10 @@ impl Dispatch {
     #[must_use]
     pub fn constant(mut self, index: u32, value: u32) -> Self {
         let at = self.constants.partition_point(|&(other, _)| other < index);
-        assert!(self.constants.get(at).is_none_or(|&(other, _)| other != index), "constant {index} twice");
+        assert!(
+            self.constants.get(at).is_none_or(|&(other, _)| other != index),
+            "constant {index} twice"
+        );
         self.constants.insert(at, (index, value));
         self
     }

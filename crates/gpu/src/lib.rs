@@ -3,8 +3,13 @@
 //! One operation, one stem: `kernels/conv_silu.metal` is the kernel, `src/conv_silu.rs` its twin (a function that gives
 //! the [`Dispatch`]), `tests/conv_silu.rs` holds it to the reference on the host driver.
 
+pub mod delta_prep;
+pub mod delta_step;
 pub mod device;
 pub mod dispatch;
+pub mod gated_delta;
+pub mod gated_norm;
+pub mod scratch;
 pub mod shape_constants;
 pub mod sources;
 pub mod state;

@@ -16,7 +16,8 @@ macro_rules! sources {
 }
 
 /// Headers that kernels include.
-pub const HEADERS: &[Source] = sources!["math.h", "shape.h", "tables.h"];
+pub const HEADERS: &[Source] = sources!["delta.h", "math.h", "shape.h", "tables.h"];
 
 /// Kernels: each file is compiled by itself.
-pub const KERNELS: &[Source] = sources![];
+pub const KERNELS: &[Source] =
+    sources!["delta_prep.metal", "delta_step.metal", "gated_delta.metal", "gated_norm.metal"];
