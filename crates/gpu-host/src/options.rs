@@ -1,7 +1,7 @@
 //! How kernels are built and run.
 
 /// How kernels are built and run.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Options {
     /// Build with AddressSanitizer, and refuse every access outside the declared ranges of a dispatch.
     pub sanitize: bool,
@@ -9,24 +9,46 @@ pub struct Options {
     pub order: u32,
     /// Threads that run threadgroups; 0 means all that the machine has.
     pub threads: u32,
+    /// Fill ranges that a dispatch only writes with 0xff before it runs, so that reading what was there shows. Always
+    /// done with `sanitize`.
+    pub forget: bool,
+    /// Seconds that a dispatch may take.
+    pub timeout_s: u32,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self { sanitize: false, order: 0, threads: 0, forget: false, timeout_s: 120 }
+    }
 }
 
 impl Options {
-    /// `CALLA_GPU_SANITIZE`, `CALLA_GPU_ORDER`, `CALLA_GPU_THREADS`, each a number.
+    /// `CALLA_GPU_SANITIZE`, `CALLA_GPU_ORDER`, `CALLA_GPU_THREADS`, `CALLA_GPU_FORGET`, `CALLA_GPU_TIMEOUT` (seconds), each a number.
     ///
     /// # Panics
     /// If one is not a number.
     #[must_use]
     pub fn from_env() -> Self {
-        let number = |name: &str| {
-            std::env::var(name).map_or(0, |text| {
+        let number = |name: &str, default: u32| {
+            std::env::var(name).map_or(default, |text| {
                 text.parse().unwrap_or_else(|_| panic!("{name} is a number, not {text:?}"))
             })
         };
+        let default = Self::default();
         Self {
-            sanitize: number("CALLA_GPU_SANITIZE") != 0,
-            order: number("CALLA_GPU_ORDER"),
-            threads: number("CALLA_GPU_THREADS"),
+            sanitize: number("CALLA_GPU_SANITIZE", 0) != 0,
+            order: number("CALLA_GPU_ORDER", default.order),
+            threads: number("CALLA_GPU_THREADS", default.threads),
+            forget: number("CALLA_GPU_FORGET", 0) != 0,
+            timeout_s: number("CALLA_GPU_TIMEOUT", default.timeout_s),
+        }
+    }
+
+    /// Threads that run threadgroups.
+    pub(crate) fn workers(&self) -> u32 {
+        match self.threads {
+            0 => std::thread::available_parallelism().map_or(1, |n| n.get() as u32),
+            threads => threads,
         }
     }
 }

@@ -80,9 +80,10 @@ pub(crate) fn casts(tokens: &Tokens) -> Result<(), Error> {
         let close = tokens.close(at)?;
         let Some(last) = tokens.prev(close) else { continue };
         let after = tokens.next(close);
-        let operand = tokens.list.get(after).is_some_and(|t| {
-            matches!(t.kind, Kind::Word | Kind::Number) || t.is("(") || t.is("&")
-        });
+        let operand = tokens
+            .list
+            .get(after)
+            .is_some_and(|t| matches!(t.kind, Kind::Word | Kind::Number) || t.is("(") || t.is("&"));
         // A word before it makes it a call, a declaration or an operator such as sizeof.
         let called = tokens.prev(at).is_some_and(|i| {
             let before = &tokens.list[i];
@@ -165,10 +166,8 @@ fn local(tokens: &Tokens, at: usize) -> Result<(), Error> {
     let is_name = tokens.list.get(name).is_some_and(|token| token.kind == Kind::Word);
     let assigned = tokens.is(end, "=") && !tokens.is(end + 1, "=");
     if is_name && (assigned || tokens.is(end, ";")) {
-        let reason = format!(
-            "{}: say thread, threadgroup, device or constant",
-            tokens.text(at..name + 1)
-        );
+        let reason =
+            format!("{}: say thread, threadgroup, device or constant", tokens.text(at..name + 1));
         return Err(tokens.error(at, reason));
     }
     Ok(())
@@ -211,7 +210,10 @@ mod tests {
     fn what_metal_has_not_is_refused_where_it_stands() {
         for (text, expected) in [
             ("double d = 1;", "k.metal:2: double: Metal has no double"),
-            ("auto f = [&](int i) { return i; };", "k.metal:2: Metal 3.1 has no lambda expressions"),
+            (
+                "auto f = [&](int i) { return i; };",
+                "k.metal:2: Metal 3.1 has no lambda expressions",
+            ),
             ("#define D double", "k.metal:2: double: Metal has no double"),
             ("[[unroll]] for (;;) {}", "k.metal:2: [[unroll]]: an attribute that is not known"),
         ] {
@@ -221,7 +223,10 @@ mod tests {
 
     #[test]
     fn pointers_say_where_they_point() {
-        assert!(refusal("inline float f(const float* p) { return *p; }").contains("const float* p: say"));
+        assert!(
+            refusal("inline float f(const float* p) { return *p; }")
+                .contains("const float* p: say")
+        );
         assert!(refusal(&body("const uint* q = y;")).contains("const uint* q: say thread"));
         assert!(refusal(&body("uint& q = y[0];")).contains("say thread"));
         assert!(refusal(&body("device uint* q = (device uint*)y;")).contains("reinterpret_cast"));

@@ -35,7 +35,9 @@ pub(crate) fn function_constants(tokens: &mut Tokens) -> Result<Constants, Error
             let constant = function_constant(tokens, at)?;
             if constants.list.iter().any(|c| c.public.index == constant.public.index) {
                 let index = constant.public.index;
-                return Err(tokens.error(at, format!("function constant {index} is declared twice")));
+                return Err(
+                    tokens.error(at, format!("function constant {index} is declared twice"))
+                );
             }
             constants.list.push(constant);
         }
@@ -86,8 +88,7 @@ fn function_constant(tokens: &mut Tokens, at: usize) -> Result<Constant, Error> 
         constant,
         format!("MSL_UNUSED static bool msl_defined_{name_text}; MSL_UNUSED static"),
     );
-    let public =
-        FunctionConstant { index, name: name_text, scalar: type_text, required: true };
+    let public = FunctionConstant { index, name: name_text, scalar: type_text, required: true };
     Ok(Constant { public })
 }
 
@@ -279,7 +280,8 @@ mod tests {
 
     #[test]
     fn an_index_belongs_to_one_constant() {
-        let text = "constant uint A [[function_constant(3)]]; constant uint B [[function_constant(3)]];";
+        let text =
+            "constant uint A [[function_constant(3)]]; constant uint B [[function_constant(3)]];";
         let error = translate(Target::Host, "k.metal", text, &[]).unwrap_err().to_string();
         assert_eq!(error, "k.metal:1: function constant 3 is declared twice");
     }

@@ -238,7 +238,8 @@ fn parameters(tokens: &Tokens, range: Range<usize>) -> Result<Vec<Param>, Error>
 }
 
 fn memory(tokens: &Tokens, at: usize, text: &str) -> Result<Memory, Error> {
-    let has = |word: &str| text.split(|c: char| !c.is_alphanumeric() && c != '_').any(|w| w == word);
+    let has =
+        |word: &str| text.split(|c: char| !c.is_alphanumeric() && c != '_').any(|w| w == word);
     match (has("device"), has("constant"), text.chars().last()) {
         (true, false, Some('*')) if has("const") => Ok(Memory::Read),
         (true, false, Some('*')) => Ok(Memory::Write),

@@ -19,7 +19,8 @@ pub(crate) fn threadgroup_variables(tokens: &mut Tokens) -> Result<(), Error> {
         for part in tokens.split(at + 1..end) {
             let open = part.clone().find(|&i| tokens.is(i, "[")).unwrap_or(part.end);
             let name = tokens.prev(open).filter(|i| part.contains(i));
-            let name = name.ok_or_else(|| tokens.error(at, "a threadgroup variable has no name"))?;
+            let name =
+                name.ok_or_else(|| tokens.error(at, "a threadgroup variable has no name"))?;
             if declared.is_empty() {
                 scalar = tokens.text(part.start..name);
             }
@@ -43,7 +44,8 @@ pub(crate) fn literals(tokens: &mut Tokens) {
         }
         let text = token.text.as_str();
         let real = |digits: &str| digits.contains(['.', 'e', 'E']);
-        let float = |digits: &str| if real(digits) { format!("{digits}f") } else { digits.to_owned() };
+        let float =
+            |digits: &str| if real(digits) { format!("{digits}f") } else { digits.to_owned() };
         token.text = if let Some(digits) = text.strip_suffix("bf").or(text.strip_suffix("BF")) {
             format!("bfloat({})", float(digits))
         } else if let Some(digits) = text.strip_suffix(['h', 'H']) {

@@ -56,12 +56,7 @@ impl Tokens {
         Ok(tokens)
     }
 
-    fn read_file(
-        &mut self,
-        name: &str,
-        text: &str,
-        headers: &[(&str, &str)],
-    ) -> Result<(), Error> {
+    fn read_file(&mut self, name: &str, text: &str, headers: &[(&str, &str)]) -> Result<(), Error> {
         let file = self.files.len();
         self.files.push(name.to_owned());
         self.set_line(file, 1);

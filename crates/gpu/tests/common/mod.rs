@@ -1,5 +1,5 @@
 //! What the tests of kernels share: a host device, and values on their way to it and back.
-#![allow(dead_code, reason = "each test binary uses a part of it")]
+#![allow(dead_code, unreachable_pub, reason = "each test binary uses a part of it")]
 
 use calla_gpu::{Device as _, Dispatch, Dtype, GpuExperts, GpuMatrix, Tensor};
 use calla_gpu_host::{HostDevice, Options};
