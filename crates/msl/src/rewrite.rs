@@ -77,10 +77,11 @@ pub(crate) fn vectors(tokens: &mut Tokens) -> Result<(), Error> {
                 tokens.replace(at, "msl::make".to_owned());
                 tokens.replace(shut, ">::from".to_owned());
             }
-        } else if let Some((scalar, n)) = vector(&tokens.list[at].text) {
-            if tokens.is(next, "(") && tokens.is(tokens.next(next), "&") {
-                tokens.replace(at, format!("metal::vec<{scalar}, {n}>"));
-            }
+        } else if let Some((scalar, n)) = vector(&tokens.list[at].text)
+            && tokens.is(next, "(")
+            && tokens.is(tokens.next(next), "&")
+        {
+            tokens.replace(at, format!("metal::vec<{scalar}, {n}>"));
         }
     }
     Ok(())
