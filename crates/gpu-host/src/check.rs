@@ -147,7 +147,7 @@ fn declared(access: Access, buffer: &Buffer) -> Result<(), String> {
 fn aligned(place: &ops::Range<u64>, buffer: &Buffer) -> Result<(), String> {
     // Metal wants offsets of buffers to be multiples of 4, whatever they hold.
     let align = buffer.align.max(4);
-    if place.start % align != 0 {
+    if !place.start.is_multiple_of(align) {
         return Err(format!("it starts at byte {}, not at a multiple of {align}", place.start));
     }
     Ok(())
