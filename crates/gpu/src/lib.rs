@@ -9,6 +9,7 @@ pub mod device;
 pub mod dispatch;
 pub mod gated_delta;
 pub mod gated_norm;
+pub mod routing;
 pub mod scratch;
 pub mod shape_constants;
 pub mod sources;
@@ -19,6 +20,7 @@ pub mod weights;
 
 pub use device::{Device, DeviceError};
 pub use dispatch::{Access, Binding, Dispatch, Traffic};
+pub use routing::{Grouped, Routing};
 pub use state::{DeltaSlots, KvPool};
 pub use tables::{ChunkEntry, SpanEntry, Tables};
 pub use tensor::{BufferId, Dtype, Place, Range, Tensor};
