@@ -3,12 +3,15 @@
 //! One operation, one stem: `kernels/conv_silu.metal` is the kernel, `src/conv_silu.rs` its twin (a function that gives
 //! the [`Dispatch`]), `tests/conv_silu.rs` holds it to the reference on the host driver.
 
+pub mod combine;
 pub mod delta_prep;
 pub mod delta_step;
 pub mod device;
 pub mod dispatch;
+pub mod expert_qmv;
 pub mod gated_delta;
 pub mod gated_norm;
+pub mod group_rows;
 pub mod routing;
 pub mod scratch;
 pub mod shape_constants;
@@ -16,6 +19,7 @@ pub mod sources;
 pub mod state;
 pub mod tables;
 pub mod tensor;
+pub mod top_k;
 pub mod weights;
 
 pub use device::{Device, DeviceError};

@@ -16,8 +16,17 @@ macro_rules! sources {
 }
 
 /// Headers that kernels include.
-pub const HEADERS: &[Source] = sources!["delta.h", "math.h", "shape.h", "tables.h"];
+pub const HEADERS: &[Source] =
+    sources!["delta.h", "dot16.h", "math.h", "route.h", "shape.h", "tables.h"];
 
 /// Kernels: each file is compiled by itself.
-pub const KERNELS: &[Source] =
-    sources!["delta_prep.metal", "delta_step.metal", "gated_delta.metal", "gated_norm.metal"];
+pub const KERNELS: &[Source] = sources![
+    "combine.metal",
+    "delta_prep.metal",
+    "delta_step.metal",
+    "expert_qmv.metal",
+    "gated_delta.metal",
+    "gated_norm.metal",
+    "group_rows.metal",
+    "top_k.metal"
+];

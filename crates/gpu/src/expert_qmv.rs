@@ -1,0 +1,146 @@
+//! Experts for few rows: `kernels/expert_qmv.metal`.
+
+use crate::dispatch::Dispatch;
+use crate::routing::Routing;
+use crate::tensor::{Dtype, Tensor};
+use crate::top_k::check_logits;
+use crate::weights::{GpuExperts, GpuMatrix};
+use bytemuck::NoUninit;
+use calla_model::Shape;
+
+#[derive(Clone, Copy, NoUninit)]
+#[repr(C)]
+struct UpParams {
+    eps: f32,
+}
+
+/// Outputs of a threadgroup of `expert_qmv_up`.
+const UP_COLUMNS: u32 = 16;
+/// Outputs of a threadgroup of `expert_qmv_down`.
+const DOWN_COLUMNS: u32 = 8;
+/// Bits of the first and of the second matrix.
+const BITS: [u32; 2] = [16, 18];
+
+/// Norm, choice of experts, and the gated up projection of each: `rms_norm`, `route`, `expert_linear` with gate and up,
+/// and `swiglu` of `calla_ops` in one.
+///
+/// `x`: f32 `[n, hidden]`, before the norm with `norm`, f32 `[1, hidden]`, and `eps`. `logits`: f32 `[n, experts]`.
+/// `routing` is written. `out`: f32 `[n * top_k, expert_hidden]`, in the order of pairs.
+///
+/// # Panics
+/// If a tensor has another shape or type.
+#[must_use]
+#[expect(
+    clippy::too_many_arguments,
+    reason = "tensors of three kinds, in the order of the kernel's buffers"
+)]
+pub fn expert_qmv_up(
+    shape: &Shape,
+    x: Tensor,
+    norm: Tensor,
+    eps: f32,
+    logits: Tensor,
+    gate: &GpuExperts,
+    up: &GpuExperts,
+    routing: &Routing,
+    out: Tensor,
+) -> Dispatch {
+    let rows = x.rows;
+    check_logits(shape, logits, rows);
+    routing.check(shape, rows);
+    assert_eq!(dimensions(x), (rows, shape.hidden, Dtype::F32), "x");
+    assert_eq!(dimensions(norm), (1, shape.hidden, Dtype::F32), "scale of the norm");
+    assert_eq!(dimensions(out), (routing.pairs(), shape.expert_hidden, Dtype::F32), "out");
+    for experts in [gate, up] {
+        check_matrix(&experts.stacked, shape.experts * shape.expert_hidden, shape.hidden);
+    }
+    let top_k = routing.experts.cols;
+    let dispatch = Dispatch::new("expert_qmv_up")
+        .shape(shape)
+        .constant(BITS[0], gate.stacked.bits)
+        .constant(BITS[1], up.stacked.bits)
+        .read(x)
+        .read(norm)
+        .read(logits);
+    let dispatch = read_experts(dispatch, gate, routing.pairs());
+    read_experts(dispatch, up, routing.pairs())
+        .write(routing.experts)
+        .write(routing.weights)
+        .write(out)
+        .params(&UpParams { eps })
+        .grid([out.cols.div_ceil(UP_COLUMNS), top_k, rows], [128, 1, 1])
+        .flops(4 * u64::from(routing.pairs()) * u64::from(x.cols) * u64::from(out.cols))
+}
+
+/// The down projection of each expert, their weighted sum, the shared expert's down projection and gate, and the
+/// residual: `expert_linear` with down, `linear` and `combine` of `calla_ops` in one.
+///
+/// `acts`: f32 `[n * top_k, expert_hidden]`, in the order of pairs. `shared_acts`: f32 `[n, shared_hidden]`.
+/// `shared_gate`: f32 `[n, 1]`, before the sigmoid. `x`: f32 `[n, hidden]`, to which the result is added. The sum runs
+/// in the order of ranks, then the shared expert, then `x`.
+///
+/// # Panics
+/// If a tensor has another shape or type.
+#[must_use]
+#[expect(
+    clippy::too_many_arguments,
+    reason = "tensors of three kinds, in the order of the kernel's buffers"
+)]
+pub fn expert_qmv_down(
+    shape: &Shape,
+    acts: Tensor,
+    routing: &Routing,
+    shared_acts: Tensor,
+    shared_gate: Tensor,
+    down: &GpuExperts,
+    shared_down: &GpuMatrix,
+    x: Tensor,
+) -> Dispatch {
+    let rows = x.rows;
+    routing.check(shape, rows);
+    assert!(shape.top_k <= 16, "top {}", shape.top_k);
+    assert_eq!(dimensions(acts), (routing.pairs(), shape.expert_hidden, Dtype::F32), "acts");
+    assert_eq!(dimensions(shared_acts), (rows, shape.shared_hidden, Dtype::F32), "shared_acts");
+    assert_eq!(dimensions(shared_gate), (rows, 1, Dtype::F32), "shared_gate");
+    assert_eq!(dimensions(x), (rows, shape.hidden, Dtype::F32), "x");
+    assert!(shape.hidden.is_multiple_of(64), "hidden width {}", shape.hidden);
+    check_matrix(&down.stacked, shape.experts * shape.hidden, shape.expert_hidden);
+    check_matrix(shared_down, shape.hidden, shape.shared_hidden);
+    let products = u64::from(routing.pairs()) * u64::from(acts.cols)
+        + u64::from(rows) * u64::from(shared_acts.cols);
+    let dispatch = Dispatch::new("expert_qmv_down")
+        .shape(shape)
+        .constant(BITS[0], down.stacked.bits)
+        .constant(BITS[1], shared_down.bits)
+        .read(acts)
+        .read(routing.experts)
+        .read(routing.weights)
+        .read(shared_acts)
+        .read(shared_gate);
+    read_experts(dispatch, down, routing.pairs())
+        .read_part(shared_down.packed, u64::from(rows) * shared_down.packed.len)
+        .read_part(shared_down.scales, u64::from(rows) * shared_down.scales.len)
+        .read_part(shared_down.biases, u64::from(rows) * shared_down.biases.len)
+        .read_write(x)
+        .grid([x.cols.div_ceil(DOWN_COLUMNS), rows, 1], [256, 1, 1])
+        .flops(2 * u64::from(x.cols) * products)
+}
+
+fn dimensions(tensor: Tensor) -> (u32, usize, Dtype) {
+    (tensor.rows, tensor.cols as usize, tensor.dtype)
+}
+
+fn check_matrix(matrix: &GpuMatrix, rows: usize, cols: usize) {
+    assert_eq!((matrix.rows as usize, matrix.cols as usize), (rows, cols), "experts' matrix");
+    assert!(cols.is_multiple_of(64), "width {cols}");
+    assert!(matches!(matrix.bits, 4 | 8), "{} bits", matrix.bits);
+}
+
+/// Binds matrices of which `count` experts are read.
+fn read_experts(dispatch: Dispatch, experts: &GpuExperts, count: u32) -> Dispatch {
+    let part = |len: u64| len / u64::from(experts.count) * u64::from(count);
+    let matrix = &experts.stacked;
+    [matrix.packed, matrix.scales, matrix.biases]
+        .into_iter()
+        .fold(dispatch, |dispatch, range| dispatch.read_part(range, part(range.len)))
+}
