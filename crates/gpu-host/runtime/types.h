@@ -109,10 +109,11 @@ inline uint simdgroups(const Lane& t) {
 #define MSL_POINTER(index, ...) ((__VA_ARGS__)t.group->launch->buffers[index])
 #define MSL_REFERENCE(index, ...) (*(__VA_ARGS__*)t.group->launch->buffers[index])
 #define MSL_BUFFER(memory, ...) msl::Buffer{msl::Memory::memory, unsigned(sizeof(__VA_ARGS__)), unsigned(alignof(__VA_ARGS__))}
-// A threadgroup variable: `size` is [n], [n][m] or nothing, the rest is the type.
+// A threadgroup variable: `size` is [n], [n][m] or nothing, the rest is the type (which may be float4, a macro before a
+// parenthesis).
 #define MSL_THREADGROUP(name, size, ...) \
     static const char name##_site_ = 0; \
-    threadgroup __VA_ARGS__(&name) size = *(threadgroup __VA_ARGS__(*) size)msl::msl_threadgroup_block(&name##_site_, sizeof(__VA_ARGS__ size), #name)
+    threadgroup msl::same<__VA_ARGS__>::type(&name) size = *(threadgroup msl::same<__VA_ARGS__>::type(*) size)msl::msl_threadgroup_block(&name##_site_, sizeof(__VA_ARGS__ size), #name)
 
 // float4(a, b, c, d): function-like, so the bare name stays a type.
 #define float2(...) msl::make<float, 2>::from(__VA_ARGS__)

@@ -1,8 +1,8 @@
 // x += experts' outputs by their weights + gate * shared expert's output. A thread takes four columns of a row.
 #include <metal_stdlib>
+using namespace metal;
 #include "math.h"
 #include "shape.h"
-using namespace metal;
 
 kernel void combine(
     device float* x [[buffer(0)]],

@@ -2,11 +2,11 @@
 // shared expert, residual. Both read the weights of the chosen experts, each byte once, and little else, so what counts is
 // that many loads are under way: each lane has 16 consecutive values of several matrix rows in flight.
 #include <metal_stdlib>
+using namespace metal;
 #include "dot16.h"
 #include "math.h"
 #include "route.h"
 #include "shape.h"
-using namespace metal;
 
 constant uint GATE_BITS [[function_constant(16)]];    // up: of gate; down: of the experts
 constant uint OTHER_BITS [[function_constant(18)]];   // up: of up; down: of the shared expert

@@ -1,8 +1,8 @@
 // Pairs (row, rank) sorted by expert, stable: a counting sort over chunks of pairs. Count per chunk and expert, running
 // sums over the chunks of each expert, then every pair's place. There are no atomics, so there is one result.
 #include <metal_stdlib>
-#include "shape.h"
 using namespace metal;
+#include "shape.h"
 
 #define THREADS 256
 #define SIMDGROUPS (THREADS / 32)

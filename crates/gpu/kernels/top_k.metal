@@ -1,7 +1,7 @@
 // The experts of each row, and their weights: softmax over the largest TOP_K logits. One simdgroup takes a row.
 #include <metal_stdlib>
-#include "route.h"
 using namespace metal;
+#include "route.h"
 
 struct Params { uint rows; };
 

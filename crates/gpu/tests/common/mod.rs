@@ -1,6 +1,10 @@
 //! What the tests of kernels share: a host device, and values on their way to it and back.
 #![allow(dead_code, unreachable_pub, reason = "each test binary uses a part of it")]
 
+pub mod quantised;
+pub mod routed;
+pub mod tolerance;
+
 use calla_gpu::{Device as _, Dispatch, Dtype, GpuExperts, GpuMatrix, Tensor};
 use calla_gpu_host::{HostDevice, Options};
 use calla_model::matrix::MatrixData;
@@ -110,7 +114,9 @@ pub fn rows(device: &mut HostDevice, tensor: Tensor) -> Rows {
     device.read(tensor.range, &mut bytes).expect("a read");
     let values = match tensor.dtype {
         Dtype::F32 => bytes.as_chunks().0.iter().map(|&b| f32::from_le_bytes(b)).collect(),
-        Dtype::Bf16 => bytes.as_chunks().0.iter().map(|&b| bf16::from_le_bytes(b).to_f32()).collect(),
+        Dtype::Bf16 => {
+            bytes.as_chunks().0.iter().map(|&b| bf16::from_le_bytes(b).to_f32()).collect()
+        }
         Dtype::U32 => panic!("integers"),
     };
     Rows::from_vec(tensor.cols as usize, values)

@@ -1,0 +1,20 @@
+//! How far kernels may be from the reference: every bound in one table, each with its origin.
+//!
+//! Bounds are relative to the root mean square of the expected row (`calla_testkit::compare`). Where a result is stored
+//! in bf16, its rounding is taken off first ([`BF16`]), so that a bound speaks of what the kernel computed.
+
+/// Half a step of bf16, relative to the value.
+pub const BF16: f32 = 1.0 / 256.0;
+
+/// Weights of experts, absolute: an exponential of at most 2 ulp, a sum of up to 16 and a division, each 2^-24 of at
+/// most 1. Measured: 3.6e-7.
+pub const ROUTING: f32 = 1e-6;
+/// Gate and up products of normed rows in f32, then SwiGLU: a rounding of 2^-24 for each of up to 4096 terms of random
+/// sign in partial sums of 16, and a value of 5 rms multiplies one of the other. Measured: 4.1e-6.
+pub const EXPERT_QMV_UP: f32 = 2e-5;
+/// Products of up to 16 experts of random weights, and of the shared one, added to a residual of three times
+/// their size. Measured: 3.6e-7.
+pub const EXPERT_QMV_DOWN: f32 = 2e-6;
+/// A sum of up to 18 terms in f32, in the reference's own order; the exponential of the gate differs.
+/// Measured: 6.2e-7.
+pub const COMBINE: f32 = 2e-6;
