@@ -33,19 +33,22 @@ inline float4 bytes4(uint w) {
     return float4(float(w & 255u), float(w >> 8 & 255u), float(w >> 16 & 255u), float(w >> 24));
 }
 
-// Values `k` .. `k` + 15 of matrix row `row` (of `cols` values) times `x`; `bits` is a constant of the pipeline.
-inline float dot16(device const uint* packed, device const bfloat* scales, device const bfloat* biases, size_t row,
-                   uint cols, uint k, uint bits, thread const Values16& x) {
+// Dot product of `x` with the 16 values that lie `offset` values behind the start of a matrix row; all three arrays
+// point to that row. `bits` is a constant of the pipeline.
+inline float dot16(device const uint* packed, device const bfloat* scales, device const bfloat* biases, uint offset,
+                   uint bits, thread const Values16& x) {
     float even = 0.0f, odd = 0.0f;
     if (bits == 4) {
-        const uint2 w = *reinterpret_cast<device const uint2*>(packed + (row * cols + k) / 8);
+        const uint2 w = *reinterpret_cast<device const uint2*>(packed + offset / 8);
         even = dot4(nibbles4(w.y), x.v[2], dot4(nibbles4(w.x), x.v[0], even));
         odd = dot4(nibbles4(w.y >> 16), x.v[3], dot4(nibbles4(w.x >> 16), x.v[1], odd));
     } else {
-        const uint4 w = *reinterpret_cast<device const uint4*>(packed + (row * cols + k) / 4);
+        const uint4 w = *reinterpret_cast<device const uint4*>(packed + offset / 4);
         even = dot4(bytes4(w.z), x.v[2], dot4(bytes4(w.x), x.v[0], even));
         odd = dot4(bytes4(w.w), x.v[3], dot4(bytes4(w.y), x.v[1], odd));
     }
-    const size_t group = row * (cols / GROUP) + k / GROUP;
-    return fma(float(scales[group]), even + odd, float(biases[group]) * x.sum);
+    return fma(float(scales[offset / GROUP]), even + odd, float(biases[offset / GROUP]) * x.sum);
 }
+
+// Words of `values` values.
+inline size_t words_of(size_t values, uint bits) { return values / (32 / bits); }

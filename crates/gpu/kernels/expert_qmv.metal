@@ -1,6 +1,6 @@
 // Experts for few rows. Up: norm, choice of experts, gate and up projections, SwiGLU. Down: down projections, weights,
-// shared expert, residual. Both read the weights of the chosen experts, each byte once, and little else, so what counts is
-// that many loads are under way: each lane has 16 consecutive values of several matrix rows in flight.
+// shared expert, residual. Both read the weights of the chosen experts, each byte once, and little else, so what counts
+// is that many loads are under way: each lane has 16 consecutive values of several matrix rows in flight.
 #include <metal_stdlib>
 using namespace metal;
 #include "dot16.h"
@@ -8,8 +8,8 @@ using namespace metal;
 #include "route.h"
 #include "shape.h"
 
-constant uint GATE_BITS [[function_constant(16)]];    // up: of gate; down: of the experts
-constant uint OTHER_BITS [[function_constant(18)]];   // up: of up; down: of the shared expert
+constant uint BITS [[function_constant(16)]];        // of gate, or of the experts' down
+constant uint OTHER_BITS [[function_constant(18)]];  // of up, or of the shared expert's down
 
 #define UP_SIMDGROUPS 4
 #define UP_COLUMNS 4    // outputs of a simdgroup
@@ -18,10 +18,27 @@ constant uint OTHER_BITS [[function_constant(18)]];   // up: of up; down: of the
 
 struct UpParams { float eps; };
 
+// Whether value `k` is one of `width`: no question, and no branch, where spans fill the width.
+inline bool within(uint k, uint width) { return width % SPAN == 0 || k < width; }
+
+// Brings x[start ..] * norm, as far as it fits, to threadgroup memory, and gives the thread's part of the sum of
+// squares of x. Value `16 lane + 4 j + c` of a span lies at `[j][lane][c]`: lanes will read neighbouring words.
+inline float stage(device const float* x, device const float* norm, uint start, threadgroup float4* tile,
+                   uint thread_index) {
+    float squares = 0.0f;
+    for (uint i = thread_index; i < TILE / 4 && start + i * 4 < HIDDEN; i += UP_SIMDGROUPS * 32) {
+        const float4 value = *reinterpret_cast<device const float4*>(x + start + i * 4);
+        const float4 scale = *reinterpret_cast<device const float4*>(norm + start + i * 4);
+        squares += dot(value, value);
+        tile[i / 128 * 128 + (i & 3) * 32 + (i / 4 & 31)] = value * scale;
+    }
+    return squares;
+}
+
 // out[row, rank] = silu(gate y) * (up y), y = norm(x[row]), by the expert of rank `rank`.
 //
-// The choice is made again by every threadgroup that needs it, up to its own rank: cheaper than a dispatch in front, which
-// all would have to wait for. The norm's factor multiplies the sums at the end.
+// The choice is made again by every threadgroup that needs it, up to its own rank: cheaper than a dispatch in front,
+// which all would have to wait for. The norm's factor multiplies the sums at the end.
 kernel void expert_qmv_up(
     device const float* x [[buffer(0)]],
     device const float* norm [[buffer(1)]],
@@ -40,43 +57,44 @@ kernel void expert_qmv_up(
     uint thread_index [[thread_index_in_threadgroup]],
     uint simdgroup [[simdgroup_index_in_threadgroup]],
     uint lane [[thread_index_in_simdgroup]]) {
-    // Value `16 lane + 4 j + c` of a span lies at `[j][lane][c]`: lanes read neighbouring words.
     threadgroup float4 tile[TILE / 4];
     threadgroup float partial[UP_SIMDGROUPS];
     const uint rank = group.y, row = group.z;
+    // What is read first is under way while the experts are chosen.
+    float squares = stage(x + size_t(row) * HIDDEN, norm, 0, tile, thread_index);
     const Choice choice = choose_experts(logits + size_t(row) * EXPERTS, rank + 1, lane);
     // One of the threadgroups that know all of the row's experts says so.
     if (group.x == 0 && rank == TOP_K - 1 && simdgroup == 0) {
         write_routing(choice, experts + row * TOP_K, weights + row * TOP_K, lane);
     }
     const uint column = (group.x * UP_SIMDGROUPS + simdgroup) * UP_COLUMNS;
-    const size_t first = size_t(choice.expert) * EXPERT_HIDDEN + column;
+    // Values of the matrix in front of the simdgroup's first row.
+    const size_t first = (size_t(choice.expert) * EXPERT_HIDDEN + column) * HIDDEN;
+    gate += words_of(first, BITS);
+    gate_scales += first / GROUP;
+    gate_biases += first / GROUP;
+    up += words_of(first, OTHER_BITS);
+    up_scales += first / GROUP;
+    up_biases += first / GROUP;
 
     float gate_sums[UP_COLUMNS], up_sums[UP_COLUMNS];
     for (uint i = 0; i < UP_COLUMNS; i++) gate_sums[i] = up_sums[i] = 0.0f;
-    float squares = 0.0f;
     for (uint start = 0; start < HIDDEN; start += TILE) {
-        if (start > 0) threadgroup_barrier(mem_flags::mem_threadgroup);
-        for (uint i = thread_index; i < TILE / 4 && start + i / 128 * SPAN < HIDDEN; i += UP_SIMDGROUPS * 32) {
-            const uint k = start + i * 4;
-            float4 value = float4(0.0f);
-            if (k < HIDDEN) {
-                value = *reinterpret_cast<device const float4*>(x + size_t(row) * HIDDEN + k);
-                squares = fma(value.x, value.x, fma(value.y, value.y, fma(value.z, value.z, fma(value.w, value.w, squares))));
-                value = value * *reinterpret_cast<device const float4*>(norm + k);
-            }
-            tile[i / 128 * 128 + (i & 3) * 32 + (i / 4 & 31)] = value;
+        if (start > 0) {
+            threadgroup_barrier(mem_flags::mem_threadgroup);
+            squares += stage(x + size_t(row) * HIDDEN, norm, start, tile, thread_index);
         }
         threadgroup_barrier(mem_flags::mem_threadgroup);
         for (uint span = 0; span < TILE && start + span < HIDDEN; span += SPAN) {
             const uint k = start + span + lane * 16;
-            if (k < HIDDEN) {
+            if (within(k, HIDDEN)) {
                 Values16 values;
                 for (uint j = 0; j < 4; j++) values.v[j] = tile[span / 4 + j * 32 + lane];
                 values.sum = sum16(values);
                 for (uint i = 0; i < UP_COLUMNS; i++) {
-                    gate_sums[i] += dot16(gate, gate_scales, gate_biases, first + i, HIDDEN, k, GATE_BITS, values);
-                    up_sums[i] += dot16(up, up_scales, up_biases, first + i, HIDDEN, k, OTHER_BITS, values);
+                    const uint offset = i * HIDDEN + k;
+                    gate_sums[i] += dot16(gate, gate_scales, gate_biases, offset, BITS, values);
+                    up_sums[i] += dot16(up, up_scales, up_biases, offset, OTHER_BITS, values);
                 }
             }
         }
@@ -91,7 +109,7 @@ kernel void expert_qmv_up(
             own_up = u;
         }
     }
-    if (lane < UP_COLUMNS && column + lane < EXPERT_HIDDEN) {
+    if (lane < UP_COLUMNS) {
         const size_t pair = size_t(row) * TOP_K + rank;
         out[pair * EXPERT_HIDDEN + column + lane] = silu(own_gate * factor) * (own_up * factor);
     }
@@ -100,7 +118,8 @@ kernel void expert_qmv_up(
 #define DOWN_SIMDGROUPS 8
 #define DOWN_COLUMNS 8  // outputs of a threadgroup
 
-// x[row] += sum over ranks of weight * (down of its expert) acts[row, rank] + sigmoid(shared_gate) * shared_down shared_acts.
+// x[row] += sum over ranks of weight * (down of its expert) acts[row, rank]
+//           + sigmoid(shared_gate[row]) * shared_down shared_acts[row]
 //
 // A simdgroup takes the columns of one expert, so that it reads that expert's activations once for all of them, and one
 // column of the shared expert; then the columns are summed in the order of ranks.
@@ -123,15 +142,36 @@ kernel void expert_qmv_down(
     uint lane [[thread_index_in_simdgroup]]) {
     threadgroup float partial[(TOP_K_MAX + 1) * DOWN_COLUMNS];
     const uint row = group.y, column = group.x * DOWN_COLUMNS;
+    const size_t shared_first = size_t(column + simdgroup) * SHARED_HIDDEN;
+    shared_down += words_of(shared_first, OTHER_BITS);
+    shared_scales += shared_first / GROUP;
+    shared_biases += shared_first / GROUP;
+    float shared_sum = 0.0f;
+    for (uint start = 0; start < SHARED_HIDDEN; start += SPAN) {
+        const uint k = start + lane * 16;
+        if (within(k, SHARED_HIDDEN)) {
+            const Values16 values = load16(shared_acts + size_t(row) * SHARED_HIDDEN + k);
+            shared_sum += dot16(shared_down, shared_scales, shared_biases, k, OTHER_BITS, values);
+        }
+    }
+    shared_sum = simd_sum(shared_sum);
+    if (lane == 0) partial[TOP_K * DOWN_COLUMNS + simdgroup] = shared_sum;
+
     for (uint rank = simdgroup; rank < TOP_K; rank += DOWN_SIMDGROUPS) {
         const size_t pair = size_t(row) * TOP_K + rank;
-        const size_t first = size_t(experts[pair]) * HIDDEN + column;
+        const size_t first = (size_t(experts[pair]) * HIDDEN + column) * EXPERT_HIDDEN;
+        device const uint* words = down + words_of(first, BITS);
+        device const bfloat* scales = down_scales + first / GROUP;
+        device const bfloat* biases = down_biases + first / GROUP;
         float sums[DOWN_COLUMNS];
         for (uint i = 0; i < DOWN_COLUMNS; i++) sums[i] = 0.0f;
-        for (uint k = lane * 16; k < EXPERT_HIDDEN; k += SPAN) {
-            const Values16 values = load16(acts + pair * EXPERT_HIDDEN + k);
-            for (uint i = 0; i < DOWN_COLUMNS; i++) {
-                sums[i] += dot16(down, down_scales, down_biases, first + i, EXPERT_HIDDEN, k, GATE_BITS, values);
+        for (uint start = 0; start < EXPERT_HIDDEN; start += SPAN) {
+            const uint k = start + lane * 16;
+            if (within(k, EXPERT_HIDDEN)) {
+                const Values16 values = load16(acts + pair * EXPERT_HIDDEN + k);
+                for (uint i = 0; i < DOWN_COLUMNS; i++) {
+                    sums[i] += dot16(words, scales, biases, i * EXPERT_HIDDEN + k, BITS, values);
+                }
             }
         }
         for (uint i = 0; i < DOWN_COLUMNS; i++) {
@@ -139,13 +179,6 @@ kernel void expert_qmv_down(
             if (lane == i) partial[rank * DOWN_COLUMNS + i] = sum;
         }
     }
-    float sum = 0.0f;
-    for (uint k = lane * 16; k < SHARED_HIDDEN; k += SPAN) {
-        const Values16 values = load16(shared_acts + size_t(row) * SHARED_HIDDEN + k);
-        sum += dot16(shared_down, shared_scales, shared_biases, column + simdgroup, SHARED_HIDDEN, k, OTHER_BITS, values);
-    }
-    sum = simd_sum(sum);
-    if (lane == 0) partial[TOP_K * DOWN_COLUMNS + simdgroup] = sum;
     threadgroup_barrier(mem_flags::mem_threadgroup);
     if (thread_index < DOWN_COLUMNS) {
         float total = 0.0f;

@@ -207,8 +207,8 @@ kernel void group_rows_place(
     threadgroup uint starts[EXPERTS_MAX + 1];
     threadgroup uint block_starts[EXPERTS_MAX + 1];
     threadgroup uint partial[2 * SIMDGROUPS];
-    place<true>(experts, before, totals, pairs, offsets, blocks, block_count, p, counters, starts, block_starts, partial,
-                chunk, thread_index, simdgroup, lane);
+    place<true>(experts, before, totals, pairs, offsets, blocks, block_count, p, counters, starts, block_starts,
+                partial, chunk, thread_index, simdgroup, lane);
 }
 
 // All of it, for one chunk.
@@ -226,6 +226,6 @@ kernel void group_rows_once(
     threadgroup uint starts[EXPERTS_MAX + 1];
     threadgroup uint block_starts[EXPERTS_MAX + 1];
     threadgroup uint partial[2 * SIMDGROUPS];
-    place<false>(experts, experts, experts, pairs, offsets, blocks, block_count, p, counters, starts, block_starts, partial,
-                 0, thread_index, simdgroup, lane);
+    place<false>(experts, experts, experts, pairs, offsets, blocks, block_count, p, counters, starts, block_starts,
+                 partial, 0, thread_index, simdgroup, lane);
 }

@@ -62,7 +62,8 @@ inline Choice choose_experts(device const float* logits, uint rounds, uint lane)
 }
 
 // Writes a row's experts and their weights, which sum to 1, after all TOP_K rounds.
-inline void write_routing(thread const Choice& choice, device uint* experts, device float* weights, uint lane) {
+inline void write_routing(thread const Choice& choice, device uint* experts, device float* weights,
+                          uint lane) {
     const float sum = simd_sum(choice.weight);
     if (lane < TOP_K) {
         experts[lane] = choice.own;

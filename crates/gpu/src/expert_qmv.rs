@@ -18,8 +18,10 @@ struct UpParams {
 const UP_COLUMNS: u32 = 16;
 /// Outputs of a threadgroup of `expert_qmv_down`.
 const DOWN_COLUMNS: u32 = 8;
-/// Bits of the first and of the second matrix.
-const BITS: [u32; 2] = [16, 18];
+/// Function constant: bits of gate, or of the experts' down.
+const BITS: u32 = 16;
+/// Function constant: bits of up, or of the shared expert's down.
+const OTHER_BITS: u32 = 18;
 
 /// Norm, choice of experts, and the gated up projection of each: `rms_norm`, `route`, `expert_linear` with gate and up,
 /// and `swiglu` of `calla_ops` in one.
@@ -54,11 +56,12 @@ pub fn expert_qmv_up(
     for experts in [gate, up] {
         check_matrix(&experts.stacked, shape.experts * shape.expert_hidden, shape.hidden);
     }
+    assert!(shape.expert_hidden.is_multiple_of(64), "width of experts {}", shape.expert_hidden);
     let top_k = routing.experts.cols;
     let dispatch = Dispatch::new("expert_qmv_up")
         .shape(shape)
-        .constant(BITS[0], gate.stacked.bits)
-        .constant(BITS[1], up.stacked.bits)
+        .constant(BITS, gate.stacked.bits)
+        .constant(OTHER_BITS, up.stacked.bits)
         .read(x)
         .read(norm)
         .read(logits);
@@ -110,8 +113,8 @@ pub fn expert_qmv_down(
         + u64::from(rows) * u64::from(shared_acts.cols);
     let dispatch = Dispatch::new("expert_qmv_down")
         .shape(shape)
-        .constant(BITS[0], down.stacked.bits)
-        .constant(BITS[1], shared_down.bits)
+        .constant(BITS, down.stacked.bits)
+        .constant(OTHER_BITS, shared_down.bits)
         .read(acts)
         .read(routing.experts)
         .read(routing.weights)
