@@ -11,7 +11,8 @@ use calla_ops::{Rows, linear, rms_norm, route, swiglu};
 use calla_testkit::{Random, compare};
 use common::{quantised, routed, tolerance};
 
-const EPS: f32 = 1e-6;
+/// Far larger than in models, so that it counts.
+const EPS: f32 = 0.5;
 
 /// An MoE layer, and what it is given.
 struct Layer {
