@@ -78,7 +78,8 @@ kernel void delta_step(
     threadgroup float keys[DELTA_DIM];
     threadgroup float values[COLUMNS];
     threadgroup float sums[3 * SIMDGROUPS];          // of q q, k k, q k
-    threadgroup float reads[2 * SIMDGROUPS * COLUMNS];  // S^T k and S^T q of each simdgroup's keys
+    // S^T k and S^T q of each simdgroup's keys. Of float4, for an array of float may lie at any multiple of 4 bytes.
+    threadgroup float4 read[2 * SIMDGROUPS * COLUMNS / 4];
 
     const uint block = group.x, head = group.y, span = group.z;
     const uint first_row = spans[span].first_row, rows = spans[span].rows;
@@ -139,7 +140,6 @@ kernel void delta_step(
         }
         k_read = sum_over_keys(k_read);
         q_read = sum_over_keys(q_read);
-        threadgroup float4* read = reinterpret_cast<threadgroup float4*>(reads);
         if (lane < 8) {
             read[simdgroup * 8 + lane] = k_read;
             read[(SIMDGROUPS + simdgroup) * 8 + lane] = q_read;
