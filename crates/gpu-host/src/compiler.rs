@@ -56,7 +56,7 @@ const KERNEL_FLAGS: [&str; 11] = [
 const RUNTIME_FLAGS: [&str; 3] = ["-std=c++20", "-rdynamic", "-ldl"];
 
 const SANITIZE: [&str; 5] = [
-    "-g",
+    "-gdwarf-4",
     "-fno-omit-frame-pointer",
     "-fsanitize=address,undefined",
     "-fno-sanitize=vptr,function",
@@ -118,8 +118,15 @@ impl Compiler {
         flags: &[&str],
     ) -> Result<PathBuf, Failure> {
         let architecture = architecture();
-        let key =
-            digest(&(&self.version, self.sanitize, code, &RUNTIME, FLAGS, flags, architecture));
+        let key = digest(&(
+            &self.version,
+            self.sanitize.then_some(SANITIZE),
+            code,
+            &RUNTIME,
+            FLAGS,
+            flags,
+            architecture,
+        ));
         let output = self.cache.join(format!("{name}-{key:016x}.bin"));
         if output.exists() {
             return Ok(output);

@@ -65,6 +65,15 @@ impl HostDevice {
         self.library.entries()
     }
 
+    /// Whether all sources could be translated.
+    ///
+    /// # Errors
+    /// Says what is wrong with the first that could not.
+    pub fn translated(&self) -> Result<(), DeviceError> {
+        let kernel_error = |(entry, reason)| DeviceError::Kernel { entry, reason };
+        self.library.translated().map_err(kernel_error)
+    }
+
     /// Compiles the kernels of `entries`.
     ///
     /// # Errors

@@ -2,6 +2,7 @@
 
 use crate::error::{Kind, io_error};
 use crate::memory::{Memory, RESERVED_BYTES};
+use crate::report;
 use std::collections::VecDeque;
 use std::io::{self, BufRead as _, BufReader, Read as _, Write as _};
 use std::os::fd::OwnedFd;
@@ -67,11 +68,8 @@ impl Executor {
             .arg(memory.descriptor().to_string())
             .arg(RESERVED_BYTES.to_string())
             // Stacks of fibers are none that the sanitizer could keep frames of.
-            .env(
-                "ASAN_OPTIONS",
-                "detect_stack_use_after_return=0:detect_leaks=0:allocator_may_return_null=1",
-            )
-            .env("UBSAN_OPTIONS", "print_stacktrace=1")
+            .env("ASAN_OPTIONS", "detect_stack_use_after_return=0:detect_leaks=0:allow_addr2line=1")
+            .env("UBSAN_OPTIONS", "print_stacktrace=1:symbolize=0")
             .stdin(Stdio::from(OwnedFd::from(theirs)))
             .stdout(Stdio::null())
             .stderr(Stdio::piped())
@@ -109,7 +107,7 @@ impl Executor {
             if lines.is_empty() {
                 status.map_or(error.to_string(), |status| format!("the executor ended: {status}"))
             } else {
-                Vec::from_iter(lines.iter().cloned()).join("\n")
+                report::readable(lines.iter())
             }
         })
     }

@@ -13,6 +13,7 @@ mod executor;
 mod library;
 mod memory;
 mod options;
+mod report;
 
 pub use device::HostDevice;
 pub use error::HostError;

@@ -68,6 +68,13 @@ impl Library {
         translations.flat_map(|t| t.entries.iter().map(|entry| entry.name.clone())).collect()
     }
 
+    /// The first file that could not be translated, and why.
+    pub(crate) fn translated(&self) -> Result<(), (String, String)> {
+        let broken =
+            self.files.iter().find_map(|file| Some((file, file.translation.as_ref().err()?)));
+        broken.map_or(Ok(()), |(file, error)| Err((file.name.clone(), error.to_string())))
+    }
+
     /// Compiles the files of all `entries` that need it, side by side. An entry that is not there is left to
     /// [`Library::kernel`].
     pub(crate) fn compile(

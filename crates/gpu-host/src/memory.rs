@@ -41,7 +41,7 @@ impl Memory {
     /// Index of a new buffer of undefined values, which read as NaN.
     pub(crate) fn allocate(&mut self, bytes: u64) -> io::Result<u32> {
         let start = self.used;
-        let len = bytes.next_multiple_of(16);
+        let len = bytes.checked_next_multiple_of(16).ok_or(io::ErrorKind::OutOfMemory)?;
         let end = start
             .checked_add(len)
             .and_then(|end| end.checked_add(GAP)?.checked_next_multiple_of(GAP))

@@ -7,7 +7,8 @@ use calla_gpu_host::{HostDevice, Options};
 
 /// A device with one file of kernels, or `None` where this machine cannot compile any.
 pub(crate) fn device(options: &Options, text: &str) -> Option<HostDevice> {
-    let text = format!("#include <metal_stdlib>\nusing namespace metal;\n#line 1\n{text}");
+    // On one line, so that messages name the lines of `text`.
+    let text = format!("using namespace metal; {text}");
     match HostDevice::with_sources(options, &[("test.metal", &text)]) {
         Ok(device) => Some(device),
         Err(error) if error.is_missing_compiler() => {
