@@ -14,11 +14,15 @@ typedef float Row8 __attribute__((ext_vector_type(8), aligned(4)));
 inline uint matrix_row(uint lane) { return ((lane >> 4) << 2) + ((lane >> 1) & 3); }
 inline uint matrix_column(uint lane) { return ((lane >> 3) & 1) * 4 + (lane & 1) * 2; }
 
+// The first lane's work is kept out of the way of the 31 others.
+#define MSL_INLINE inline __attribute__((always_inline))
+template <class F> __attribute__((noinline)) void execute(F work) { work(); }
+
 // Whether this lane is the first at its next operation, and so executes it.
-inline bool is_first(Lane* me, size_t target, const void* pointer, uint line, const char* what) {
+MSL_INLINE bool is_first(Lane* me, size_t target, const void* pointer, uint line, const char* what) {
     Simdgroup* s = me->simdgroup;
     const uint mine = me->operations++;
-    if (mine == s->done) {
+    if (__builtin_expect(mine == s->done, 0)) {
         if (s->done - s->base == s->operations_capacity || s->snapshots_used == s->snapshots_capacity) msl_grow_log(s);
         s->operations[s->done++ - s->base] = {line, s->snapshots_used, target, pointer};
         return true;
@@ -29,7 +33,7 @@ inline bool is_first(Lane* me, size_t target, const void* pointer, uint line, co
     return false;
 }
 // Values as they were at the operation that this lane has just passed; the first lane fills them.
-inline Snapshot& snapshot(Lane* me) { return me->simdgroup->snapshots[me->simdgroup->operations[me->operations - 1 - me->simdgroup->base].snapshot]; }
+MSL_INLINE Snapshot& snapshot(Lane* me) { return me->simdgroup->snapshots[me->simdgroup->operations[me->operations - 1 - me->simdgroup->base].snapshot]; }
 
 inline void multiply_accumulate(float* d, const float* a, const float* b, const float* c) {
     Row8 rows[8], out[8];
@@ -53,7 +57,7 @@ template <class T, int R, int C> struct simdgroup_matrix {
 
     simdgroup_matrix() : state(EMPTY) {}
     explicit simdgroup_matrix(T diagonal, MSL_SITE) : state(EMPTY) {
-        give(line, [&](float* v) { for (int i = 0; i < 64; i++) v[i] = i % 9 == 0 ? float(diagonal) : 0.0f; });
+        give(line, [=](float* v) { for (int i = 0; i < 64; i++) v[i] = i % 9 == 0 ? float(diagonal) : 0.0f; });
         (void)file;
     }
     simdgroup_matrix(const simdgroup_matrix& o) : state(EMPTY) { copy(o); }
@@ -77,11 +81,13 @@ template <class T, int R, int C> struct simdgroup_matrix {
     }
 
     // ---- for the functions below
-    size_t place(msl::Lane* me) const { return size_t(me->stack_top - reinterpret_cast<const char*>(this)); }
-    float* values(msl::Lane* me) const { return me->simdgroup->matrices + place(me) / 16 * 64; }
+    MSL_INLINE size_t place(msl::Lane* me) const { return size_t(me->stack_top - reinterpret_cast<const char*>(this)); }
+    MSL_INLINE float* values(msl::Lane* me) const { return me->simdgroup->matrices + place(me) / 16 * 64; }
     // Sees to it that `values()` holds what the lanes have.
-    void collect(msl::Lane* me, const char* what, const char* file, uint line) const {
-        if (__builtin_expect(state == WHOLE, 1)) return;
+    MSL_INLINE void collect(msl::Lane* me, const char* what, const char* file, uint line) const {
+        if (__builtin_expect(state != WHOLE, 0)) collect_elements(me, what, file, line);
+    }
+    __attribute__((noinline)) void collect_elements(msl::Lane* me, const char* what, const char* file, uint line) const {
         if (state == EMPTY) msl::msl_die("%s in line %u uses a simdgroup_matrix that was given no values", what, line);
         typedef vec<T, 2> Pair;
         const Pair* all = msl::exchange<Pair>(me, elements, what, file, line);
@@ -93,16 +99,17 @@ template <class T, int R, int C> struct simdgroup_matrix {
         state = WHOLE;
     }
     // New values, whatever it had. Lanes that hold elements have to be there first: they may still read them.
-    template <class F> void give(uint line, F fill, const void* pointer = nullptr, const char* what = "simdgroup_matrix") {
+    template <class F> MSL_INLINE void give(uint line, F fill, const void* pointer = nullptr, const char* what = "simdgroup_matrix") {
         msl::Lane* me = msl::self();
-        if (msl::is_first(me, place(me), pointer, line, what)) fill(values(me));
+        float* v = values(me);
+        if (msl::is_first(me, place(me), pointer, line, what)) msl::execute([=] { fill(v); });
         state = WHOLE;
     }
-    void copy(const simdgroup_matrix& o) {
+    MSL_INLINE void copy(const simdgroup_matrix& o) {
         if (o.state == WHOLE) {
             msl::Lane* me = msl::self();
             const float* from = o.values(me);
-            give(0, [&](float* v) { __builtin_memcpy(v, from, 256); });
+            give(0, [=](float* v) { __builtin_memcpy(v, from, 256); });
         } else {
             elements = o.elements;
             state = o.state;
@@ -115,23 +122,23 @@ typedef simdgroup_matrix<float, 8, 8> simdgroup_float8x8;
 typedef simdgroup_matrix<half, 8, 8> simdgroup_half8x8;
 typedef simdgroup_matrix<bfloat, 8, 8> simdgroup_bfloat8x8;
 
-template <class T, int R, int C> inline simdgroup_matrix<T, R, C> make_filled_simdgroup_matrix(T v, MSL_SITE) {
+template <class T, int R, int C> MSL_INLINE simdgroup_matrix<T, R, C> make_filled_simdgroup_matrix(T v, MSL_SITE) {
     simdgroup_matrix<T, R, C> m;
-    m.give(line, [&](float* values) { for (int i = 0; i < 64; i++) values[i] = float(v); });
+    m.give(line, [=](float* values) { for (int i = 0; i < 64; i++) values[i] = float(v); });
     (void)file;
     return m;
 }
 
 #define MSL_MATRIX_MEMORY(SPACE) \
-template <class T> inline void simdgroup_load(simdgroup_matrix<T, 8, 8>& d, const SPACE T* p, ulong stride = 8, ulong2 origin = ulong2{0, 0}, bool transpose = false, MSL_SITE) { \
+template <class T> MSL_INLINE void simdgroup_load(simdgroup_matrix<T, 8, 8>& d, const SPACE T* p, ulong stride = 8, ulong2 origin = ulong2{0, 0}, bool transpose = false, MSL_SITE) { \
     p += origin.y * stride + origin.x; \
-    d.give(line, [&](float* v) { \
+    d.give(line, [=](float* v) { \
         if (transpose) { for (int r = 0; r < 8; r++) for (int c = 0; c < 8; c++) v[8 * c + r] = float(p[r * stride + c]); } \
         else { for (int r = 0; r < 8; r++) for (int c = 0; c < 8; c++) v[8 * r + c] = float(p[r * stride + c]); } \
     }, (const void*)p, "simdgroup_load"); \
     (void)file; \
 } \
-template <class T> inline void simdgroup_store(const simdgroup_matrix<T, 8, 8>& d, SPACE T* p, ulong stride = 8, ulong2 origin = ulong2{0, 0}, bool transpose = false, MSL_SITE) { \
+template <class T> MSL_INLINE void simdgroup_store(const simdgroup_matrix<T, 8, 8>& d, SPACE T* p, ulong stride = 8, ulong2 origin = ulong2{0, 0}, bool transpose = false, MSL_SITE) { \
     msl::Lane* me = msl::self(); \
     d.collect(me, "simdgroup_store", file, line); \
     p += origin.y * stride + origin.x; \
@@ -149,20 +156,20 @@ MSL_MATRIX_MEMORY(threadgroup)
 MSL_MATRIX_MEMORY(device)
 #endif
 
-template <class D, class A, class B, class E> inline void simdgroup_multiply_accumulate(simdgroup_matrix<D, 8, 8>& d, const simdgroup_matrix<A, 8, 8>& a, const simdgroup_matrix<B, 8, 8>& b, const simdgroup_matrix<E, 8, 8>& c, MSL_SITE) {
+template <class D, class A, class B, class E> MSL_INLINE void simdgroup_multiply_accumulate(simdgroup_matrix<D, 8, 8>& d, const simdgroup_matrix<A, 8, 8>& a, const simdgroup_matrix<B, 8, 8>& b, const simdgroup_matrix<E, 8, 8>& c, MSL_SITE) {
     msl::Lane* me = msl::self();
     const char* what = "simdgroup_multiply_accumulate";
     a.collect(me, what, file, line);
     b.collect(me, what, file, line);
     c.collect(me, what, file, line);
     const float *va = a.values(me), *vb = b.values(me), *vc = c.values(me);
-    d.give(line, [&](float* v) { msl::multiply_accumulate(v, va, vb, vc); msl::round_all<D>(v); }, nullptr, what);
+    d.give(line, [=](float* v) { msl::multiply_accumulate(v, va, vb, vc); msl::round_all<D>(v); }, nullptr, what);
 }
-template <class D, class A, class B> inline void simdgroup_multiply(simdgroup_matrix<D, 8, 8>& d, const simdgroup_matrix<A, 8, 8>& a, const simdgroup_matrix<B, 8, 8>& b, MSL_SITE) {
+template <class D, class A, class B> MSL_INLINE void simdgroup_multiply(simdgroup_matrix<D, 8, 8>& d, const simdgroup_matrix<A, 8, 8>& a, const simdgroup_matrix<B, 8, 8>& b, MSL_SITE) {
     msl::Lane* me = msl::self();
     a.collect(me, "simdgroup_multiply", file, line);
     b.collect(me, "simdgroup_multiply", file, line);
     const float *va = a.values(me), *vb = b.values(me);
-    d.give(line, [&](float* v) { const float zero[64] = {}; msl::multiply_accumulate(v, va, vb, zero); msl::round_all<D>(v); }, nullptr, "simdgroup_multiply");
+    d.give(line, [=](float* v) { const float zero[64] = {}; msl::multiply_accumulate(v, va, vb, zero); msl::round_all<D>(v); }, nullptr, "simdgroup_multiply");
 }
 }  // namespace metal

@@ -187,7 +187,8 @@ fn version(program: &str) -> Option<String> {
 /// `target/gpu-kernels` where this program lies in a target directory.
 fn cache() -> PathBuf {
     let program = env::current_exe().unwrap_or_default();
-    let deps = program.ancestors().find(|path| path.ends_with("deps"));
+    let deps =
+        program.ancestors().find(|path| path.ends_with("deps") || path.ends_with("examples"));
     let target = deps.and_then(|deps| deps.parent()?.parent()).map(Path::to_path_buf);
     target.unwrap_or_else(env::temp_dir).join("gpu-kernels")
 }
