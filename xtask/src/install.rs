@@ -1,5 +1,5 @@
-//! What the tests need beyond Rust: a C compiler (for the tokenizer's regex library) and a Python
-//! environment under `target/venv` with the peers that fixtures are made by. What the clients and the page need is in
+//! What the tests need beyond Rust: a C compiler (for the tokenizer's regex library), clang (for Metal kernels on the
+//! processor) and a Python environment under `target/venv` with the peers that fixtures are made by. What the clients and the page need is in
 //! `clients` and `page`.
 
 use crate::report::{Outcome, run};
@@ -15,9 +15,15 @@ pub(crate) const MISSING_PYTHON: &str =
 /// Debian packages; on another system their counterparts have to be there.
 const APT_PACKAGES: [&str; 4] = ["build-essential", "python3", "python3-venv", "python3-pip"];
 
+/// Debian packages that compile Metal kernels for the processor, with the sanitizers.
+const CLANG_PACKAGES: [&str; 2] = ["clang-19", "libclang-rt-19-dev"];
+/// Compilers that do as well as Debian's, if they are 17 or later and have the sanitizers.
+const CLANG_PROGRAMS: [&str; 4] = ["clang++-19", "clang++-18", "clang++-17", "clang++"];
+
 /// Installs everything.
 pub(crate) fn install() -> Result<Outcome> {
     install_apt()?;
+    install_clang()?;
     install_pip()?;
     clients::install()?;
     page::install()?;
@@ -35,6 +41,42 @@ fn install_apt() -> Result<()> {
         anyhow::bail!("no apt-get here: install a C compiler and python3 with venv by hand");
     }
     apt_install(&APT_PACKAGES)
+}
+
+/// Kernels run on Linux on x86-64 only; their tests are skipped elsewhere.
+fn install_clang() -> Result<()> {
+    if !cfg!(all(target_os = "linux", target_arch = "x86_64")) {
+        println!("kernels are not run on this kind of machine: no clang is needed");
+        return Ok(());
+    }
+    if let Some(program) = CLANG_PROGRAMS.iter().find(|program| compiles_sanitized(program)) {
+        println!("{program} is there");
+        return Ok(());
+    }
+    if !has_apt() {
+        anyhow::bail!("no apt-get here: install clang 17 or later with its sanitizers by hand");
+    }
+    apt_install(&CLANG_PACKAGES)
+}
+
+/// Whether a compiler knows `__bf16` arithmetic, as clang does from 17 on, and has the sanitizers.
+fn compiles_sanitized(program: &str) -> bool {
+    let source = std::env::temp_dir().join(format!("calla-clang-{}.cpp", std::process::id()));
+    let output = source.with_extension("out");
+    let text = "__bf16 a; static_assert(sizeof(a + a) == 2, \"\"); int main() { return 0; }\n";
+    let compiled = std::fs::write(&source, text).is_ok()
+        && succeeds(
+            Command::new(program)
+                .arg("-fsanitize=address,undefined")
+                .arg(&source)
+                .arg("-o")
+                .arg(&output),
+        );
+    for file in [source, output] {
+        // What was never written needs no removal.
+        let _ = std::fs::remove_file(file);
+    }
+    compiled
 }
 
 /// Whether Debian's packages can be installed here.

@@ -10,12 +10,15 @@ use std::process::Command;
 
 /// Which of our crates each crate may use in the program (development dependencies are free). A new edge
 /// is a design decision: ARCHITECTURE.md says why each exists.
-const EDGES: [(&str, &[&str]); 14] = [
+const EDGES: [(&str, &[&str]); 17] = [
     ("calla-model", &[]),
     ("calla-weights", &["calla-model"]),
     ("calla-text", &[]),
     ("calla-ops", &["calla-model"]),
     ("calla-cpu", &["calla-model", "calla-ops"]),
+    ("calla-msl", &[]),
+    ("calla-gpu", &["calla-model", "calla-ops"]),
+    ("calla-gpu-host", &["calla-gpu", "calla-msl"]),
     ("calla-engine", &["calla-model", "calla-ops"]),
     ("calla-store", &[]),
     ("calla-eval", &["calla-model", "calla-ops"]),
