@@ -39,7 +39,7 @@ const FLAGS: [&str; 8] = [
 ];
 
 /// What kernels are compiled with: Metal is C++14 with extensions.
-const KERNEL_FLAGS: [&str; 11] = [
+const KERNEL_FLAGS: [&str; 12] = [
     "-std=c++17",
     "-shared",
     "-fvisibility=hidden",
@@ -48,6 +48,7 @@ const KERNEL_FLAGS: [&str; 11] = [
     "-Werror",
     "-Wpre-c++17-compat",
     "-Wimplicit-float-conversion",
+    "-Wno-implicit-int-float-conversion",
     "-Wno-duplicate-decl-specifier",
     "-Wno-unknown-pragmas",
     "-ferror-limit=10",

@@ -176,3 +176,93 @@ fn atomics_count_across_threads_and_threadgroups() {
     run(&mut device, Dispatch::new("k").read_write(y).grid([100, 1, 1], [64, 1, 1])).unwrap();
     assert_eq!(get::<u32>(&mut device, y), [3200, 6399]);
 }
+
+#[test]
+fn matrices_of_half_and_bfloat_round_their_elements() {
+    let text = "template <typename T> inline void product(device const float* x, device float* y, uint lane) {
+        threadgroup_barrier(mem_flags::mem_none);
+        simdgroup_matrix<T, 8, 8> a, b, d;
+        const uint row = (lane >> 4) * 4 + ((lane >> 1) & 3), col = ((lane >> 3) & 1) * 4 + (lane & 1) * 2;
+        for (uint i = 0; i < 2; i++) {
+            a.thread_elements()[i] = T(x[8 * row + col + i]);
+            b.thread_elements()[i] = T(x[64 + 8 * row + col + i]);
+        }
+        simdgroup_multiply(d, a, b);
+        for (uint i = 0; i < 2; i++) y[8 * row + col + i] = float(d.thread_elements()[i]);
+    }
+    kernel void k(device const float* x [[buffer(0)]], device float* y [[buffer(1)]],
+        uint sg [[simdgroup_index_in_threadgroup]], uint lane [[thread_index_in_simdgroup]]) {
+        product<half>(x, y + 128 * sg, lane);
+        product<bfloat>(x, y + 128 * sg + 64, lane);
+    }";
+    let x: Vec<f32> = (0..128).map(|i| ((i * 5) % 17) as f32 - 7.5).collect();
+    let Some(y) = compute(text, &x, 256).map(floats) else { return };
+    for r in 0..8 {
+        for c in 0..8 {
+            let sum: f32 = (0..8).map(|k| x[8 * r + k] * x[64 + 8 * k + c]).sum();
+            for sg in 0..2 {
+                let at = 128 * sg + 8 * r + c;
+                assert_eq!(y[at], half::f16::from_f32(sum).to_f32());
+                assert_eq!(y[at + 64], bf16::from_f32(sum).to_f32());
+            }
+        }
+    }
+}
+
+#[test]
+fn a_barrier_left_out_after_a_store_shows() {
+    let text =
+        "kernel void k(device float* y [[buffer(0)]], uint i [[thread_index_in_threadgroup]]) {
+        threadgroup float t[64];
+        simdgroup_float8x8 a = make_filled_simdgroup_matrix<float, 8, 8>(3.0f);
+        simdgroup_store(a, t, 8);
+        y[i] = t[63 - i];
+    }";
+    let Some(mut device) = device(&build(false), text) else { return };
+    let y = output(&mut device, 32, Dtype::F32);
+    run(&mut device, Dispatch::new("k").write(y)).unwrap();
+    assert!(get::<f32>(&mut device, y).iter().any(|v| v.is_nan()));
+}
+
+#[test]
+fn numbers_and_vectors() {
+    let text = "struct Pair { float2 v; uint n; };
+    constant float TABLE[4] = {1.0f, 2.0f, 4.0f, 8.0f};
+    constant constexpr uint SHIFT = 3;
+    inline float area(thread const Pair& p) { return p.v.x * p.v.y + float(p.n); }
+    kernel void k(device const float* x [[buffer(0)]], device float* y [[buffer(1)]], uint i [[thread_index_in_threadgroup]]) {
+        threadgroup float4 tile[16];
+        if (i < 16) tile[i] = *reinterpret_cast<device const float4*>(x + 4 * i);
+        threadgroup_barrier(mem_flags::mem_threadgroup);
+        const float4 v = tile[i / 4];
+        y[i] = dot(v, float4(1.0f, 0.5f, float2(0.25f))) + max(v.xyzw, v.wzyx).y;
+        const Pair p = {v.yz, i};
+        y[64 + i] = area(p) + TABLE[i % 4];
+        const ulong wide = (ulong(i) << 33) + 5;
+        y[128 + i] = float(uint(wide >> 33)) + float(popcount(i)) + float(ctz(i)) + float(clz(i)) + float(i >> SHIFT);
+        y[192 + i] = select(-1.0f, clamp(x[i], 2.0f, 9.0f), isfinite(x[i])) + fma(x[i], 2.0f, 1.0f) + precise::sqrt(x[i]);
+        y[256 + i] = exp(-x[i]) + fast::log(x[i] + 1.0f) + exp2(0.5f) + log2(x[i] + 1.0f) + rsqrt(x[i] + 1.0f) + sin(x[i]) + cos(x[i]) + tanh(x[i]);
+        y[320 + i] = (i == 7 ? -INFINITY : numeric_limits<float>::max()) / (abs(-3) + 1);
+        const uchar4 bytes = as_type<uchar4>(0x04030201u * (i & 1));
+        const uint4 w = uint4(bytes) << uint4(1, 2, 3, 4);
+        y[384 + i] = float(w.x + w.y + w.z + w.w);
+    }";
+    let x: Vec<f32> = (0..64).map(|i| i as f32).collect();
+    let Some(y) = compute(text, &x, 448).map(floats) else { return };
+    for i in 0..64u32 {
+        let at = i as usize;
+        let v: Vec<f32> = (0..4).map(|k| (i / 4 * 4 + k) as f32).collect();
+        assert_eq!(y[at], v[0] + 0.5 * v[1] + 0.25 * v[2] + 0.25 * v[3] + v[2]);
+        assert_eq!(y[64 + at], v[1] * v[2] + i as f32 + (1 << (i % 4)) as f32);
+        let bits = i.count_ones() + i.trailing_zeros() + i.leading_zeros() + (i >> 3);
+        assert_eq!(y[128 + at], (i + bits) as f32);
+        let f = i as f32;
+        assert_eq!(y[192 + at], f.clamp(2.0, 9.0) + (2.0 * f + 1.0) + f.sqrt());
+        let sum =
+            (-f).exp() + (f + 1.0).ln() + 0.5f32.exp2() + (f + 1.0).log2() + 1.0 / (f + 1.0).sqrt();
+        let expected = sum + f.sin() + f.cos() + f.tanh();
+        assert!((y[256 + at] - expected).abs() < 1e-5, "{} {expected}", y[256 + at]);
+        assert_eq!(y[320 + at], if i == 7 { f32::NEG_INFINITY } else { f32::MAX / 4.0 });
+        assert_eq!(y[384 + at], if i % 2 == 1 { 98.0 } else { 0.0 });
+    }
+}
