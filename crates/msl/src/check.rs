@@ -41,6 +41,10 @@ pub(crate) fn words(tokens: &Tokens) -> Result<(), Error> {
     for (at, token) in tokens.list.iter().enumerate() {
         match token.kind {
             Kind::Word => {
+                if token.text.starts_with("__") || token.text.starts_with("msl") {
+                    let reason = format!("{}: a name of the compiler or the runtime", token.text);
+                    return Err(tokens.error_at(token, reason));
+                }
                 if let Some((word, why)) = DENIED.iter().find(|(word, _)| token.text == *word) {
                     return Err(tokens.error_at(token, format!("{word}: {why}")));
                 }
@@ -173,6 +177,50 @@ fn local(tokens: &Tokens, at: usize) -> Result<(), Error> {
     Ok(())
 }
 
+/// What a declaration at file scope may start with; functions end with a brace.
+const FILE_SCOPE: [&str; 8] =
+    ["constant", "struct", "enum", "using", "typedef", "template", "namespace", "static_assert"];
+
+/// Refuses variables that all threads would share: those at file scope are constant, and none is static.
+pub(crate) fn variables(tokens: &Tokens) -> Result<(), Error> {
+    let mut start = None;
+    let mut at = 0;
+    while at < tokens.list.len() {
+        if start.is_none() && matches!(tokens.list[at].kind, Kind::Word | Kind::Punct) {
+            start = Some(at);
+        }
+        let in_braces = tokens.is(at, "{");
+        let mut is_function = false;
+        if in_braces || tokens.is(at, "(") || tokens.is(at, "[") {
+            is_function = in_braces && tokens.follows(at, &[")"]);
+            at = tokens.close(at)?;
+        }
+        if tokens.is(at, ";") {
+            let first = start.take().unwrap_or(at);
+            // A declaration of a function has parameters; a lone semicolon declares nothing.
+            let is_function = (first..at).any(|i| tokens.is(i, "("));
+            let known = FILE_SCOPE.iter().any(|word| tokens.is(first, word));
+            if !known && !is_function && first != at {
+                let text = tokens.text(first..at);
+                let reason = format!("{text}: variables at file scope are `constant`");
+                return Err(tokens.error(first, reason));
+            }
+        } else if is_function {
+            start = None;
+        }
+        at += 1;
+    }
+    for at in 0..tokens.list.len() {
+        let next = tokens.next(at);
+        let is_function = ["inline", "void"].iter().any(|word| tokens.is(next, word));
+        let is_constant = ["constant", "constexpr"].iter().any(|word| tokens.is(next, word));
+        if tokens.is(at, "static") && !is_function && !is_constant {
+            return Err(tokens.error(at, "static: functions are `inline`, constants `constant`"));
+        }
+    }
+    Ok(())
+}
+
 /// Refuses attributes that are not known.
 pub(crate) fn attributes(tokens: &Tokens) -> Result<(), Error> {
     for at in 0..tokens.list.len() {
@@ -219,6 +267,22 @@ mod tests {
         ] {
             assert_eq!(refusal(&body(text)), expected);
         }
+    }
+
+    #[test]
+    fn variables_belong_to_a_thread_or_are_constant() {
+        assert!(refusal("uint n;\n").starts_with("k.metal:1: uint n: variables at file scope"));
+        assert!(
+            refusal("constant uint a = 1;\nfloat t[4] = {1};").contains("k.metal:2: float t[4]")
+        );
+        assert!(refusal(&body("static uint n = 0;")).contains("k.metal:2: static"));
+        assert!(refusal(&body("y[0] = __builtin_sqrtf(2.0f);")).contains("a name of the compiler"));
+        let fine = "struct P { uint n; };\nconstant uint A[2] = {1, 2};\nenum { B = 2 };\n\
+            using namespace metal;\ninline float f(float x);\n\
+            template <typename T> struct Q { static constant constexpr uint N = 3; T v; };\n\
+            inline float f(float x) { return x; }\n;\n";
+        let text = format!("{fine}{}", body("y[0] = f(float(A[1] + B + Q<uint>::N));"));
+        translate(Target::Host, "k.metal", &text, &[]).expect("it is fine");
     }
 
     #[test]

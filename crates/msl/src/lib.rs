@@ -121,6 +121,7 @@ pub fn translate(
 ) -> Result<Translation, Error> {
     let mut tokens = Tokens::read(name, text, headers)?;
     check::words(&tokens)?;
+    check::variables(&tokens)?;
     check::casts(&tokens)?;
     check::pointers(&tokens)?;
     check::attributes(&tokens)?;
