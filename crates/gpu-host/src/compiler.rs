@@ -97,6 +97,10 @@ impl Compiler {
     pub(crate) fn executor(&self) -> Result<PathBuf, Kind> {
         let sources = ["fibers.cpp", "executor.cpp"].map(|name| self.include.join(name));
         self.compile("executor", "", &sources, &RUNTIME_FLAGS).map_err(|error| match error {
+            // What the linker calls the library that it does not find.
+            Failure::Compiler(text) if self.sanitize && text.contains("libclang_rt") => {
+                Kind::MissingSanitizer
+            }
             Failure::Compiler(text) => Kind::Runtime(text),
             Failure::Io(error) => error,
         })

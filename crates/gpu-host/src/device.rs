@@ -8,7 +8,7 @@ use crate::library::Library;
 use crate::memory::Memory;
 use crate::options::Options;
 use calla_gpu::sources::{HEADERS, KERNELS, Source};
-use calla_gpu::{Access, BufferId, Device, DeviceError, Dispatch, Range};
+use calla_gpu::{Access, BufferId, Device, DeviceError, Dispatch, Place, Range};
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -131,7 +131,16 @@ impl HostDevice {
             // Buffers are shared memory: the next executor finds them as they are.
             self.executor = None;
         }
-        answer.map_err(failed)
+        answer.map_err(failed)?;
+        for (index, binding) in dispatch.bindings.iter().enumerate() {
+            let Place::Buffer(id) = binding.range.place else { continue };
+            if binding.access.writes() && self.memory.strayed_after(id.0) {
+                return Err(failed(format!(
+                    "it wrote after the end of the buffer at index {index}"
+                )));
+            }
+        }
+        Ok(())
     }
 }
 

@@ -11,6 +11,8 @@ pub struct HostError(#[from] Kind);
 pub(crate) enum Kind {
     #[error("no clang++ 17 or later; run `cargo xtask test --install` once")]
     MissingCompiler,
+    #[error("clang has no sanitizers; run `cargo xtask test --install` once")]
+    MissingSanitizer,
     #[error("kernels run on the host on Linux on x86-64 only")]
     Unsupported,
     #[error("cannot {what}: {error}")]
@@ -23,7 +25,7 @@ impl HostError {
     /// Whether this machine lacks what it takes to compile and run kernels, so that tests can only be skipped.
     #[must_use]
     pub fn is_missing_compiler(&self) -> bool {
-        matches!(self.0, Kind::MissingCompiler | Kind::Unsupported)
+        matches!(self.0, Kind::MissingCompiler | Kind::MissingSanitizer | Kind::Unsupported)
     }
 }
 

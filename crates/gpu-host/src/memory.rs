@@ -59,6 +59,16 @@ impl Memory {
         self.buffers.get(index as usize).cloned()
     }
 
+    /// Whether something was written between a buffer and the next one. Puts it right.
+    pub(crate) fn strayed_after(&mut self, index: u32) -> bool {
+        let Some(buffer) = self.buffers.get(index as usize) else { return false };
+        let next = self.buffers.get(index as usize + 1).map_or(self.used, |next| next.start);
+        let gap = &mut self.map[buffer.end as usize..next as usize];
+        let strayed = gap.iter().any(|&byte| byte != 0);
+        gap.fill(0);
+        strayed
+    }
+
     /// Bytes of the file.
     pub(crate) fn used(&self) -> u64 {
         self.used

@@ -118,6 +118,11 @@ fn the_sanitizer_sees_other_parts_of_a_buffer() {
 }
 
 #[test]
+fn writes_after_the_end_of_a_buffer_show_without_the_sanitizer() {
+    check(false, "y[i + 8] = 1.0f;", &["it wrote after the end of the buffer at index 0"]);
+}
+
+#[test]
 fn what_a_dispatch_writes_is_forgotten_first() {
     let text = kernel("y[i] += 1.0f;");
     for sanitize in BUILDS {

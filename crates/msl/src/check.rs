@@ -178,8 +178,8 @@ fn local(tokens: &Tokens, at: usize) -> Result<(), Error> {
 }
 
 /// What a declaration at file scope may start with; functions end with a brace.
-const FILE_SCOPE: [&str; 8] =
-    ["constant", "struct", "enum", "using", "typedef", "template", "namespace", "static_assert"];
+const FILE_SCOPE: [&str; 7] =
+    ["struct", "enum", "using", "typedef", "template", "namespace", "static_assert"];
 
 /// Refuses variables that all threads would share: those at file scope are constant, and none is static.
 pub(crate) fn variables(tokens: &Tokens) -> Result<(), Error> {
@@ -199,7 +199,8 @@ pub(crate) fn variables(tokens: &Tokens) -> Result<(), Error> {
             let first = start.take().unwrap_or(at);
             // A declaration of a function has parameters; a lone semicolon declares nothing.
             let is_function = (first..at).any(|i| tokens.is(i, "("));
-            let known = FILE_SCOPE.iter().any(|word| tokens.is(first, word));
+            let known = FILE_SCOPE.iter().any(|word| tokens.is(first, word))
+                || (first..at).any(|i| tokens.is(i, "constant"));
             if !known && !is_function && first != at {
                 let text = tokens.text(first..at);
                 let reason = format!("{text}: variables at file scope are `constant`");
@@ -277,7 +278,7 @@ mod tests {
         );
         assert!(refusal(&body("static uint n = 0;")).contains("k.metal:2: static"));
         assert!(refusal(&body("y[0] = __builtin_sqrtf(2.0f);")).contains("a name of the compiler"));
-        let fine = "struct P { uint n; };\nconstant uint A[2] = {1, 2};\nenum { B = 2 };\n\
+        let fine = "struct P { uint n; };\nstatic constexpr constant uint Z = 1;\nconstant uint A[2] = {1, 2};\nenum { B = 2 };\n\
             using namespace metal;\ninline float f(float x);\n\
             template <typename T> struct Q { static constant constexpr uint N = 3; T v; };\n\
             inline float f(float x) { return x; }\n;\n";
