@@ -17,16 +17,19 @@ macro_rules! sources {
 
 /// Headers that kernels include.
 pub const HEADERS: &[Source] =
-    sources!["delta.h", "dot16.h", "math.h", "route.h", "shape.h", "tables.h"];
+    sources!["delta.h", "dot16.h", "math.h", "quantized.h", "route.h", "shape.h", "tables.h"];
 
 /// Kernels: each file is compiled by itself.
 pub const KERNELS: &[Source] = sources![
     "combine.metal",
     "delta_prep.metal",
     "delta_step.metal",
+    "embed.metal",
     "expert_qmv.metal",
     "gated_delta.metal",
     "gated_norm.metal",
     "group_rows.metal",
+    "qmv.metal",
+    "rms_norm.metal",
     "top_k.metal"
 ];
