@@ -3,6 +3,8 @@
 //! One operation, one stem: `kernels/conv_silu.metal` is the kernel, `src/conv_silu.rs` its twin (a function that gives
 //! the [`Dispatch`]), `tests/conv_silu.rs` holds it to the reference on the host driver.
 
+pub mod advance;
+pub mod argmax;
 pub mod combine;
 pub mod delta_prep;
 pub mod delta_step;
@@ -16,12 +18,14 @@ pub mod group_rows;
 pub mod qmv;
 pub mod rms_norm;
 pub mod routing;
+pub mod sample;
 pub mod scratch;
 pub mod shape_constants;
 pub mod sources;
 pub mod state;
 pub mod tables;
 pub mod tensor;
+pub mod top_candidates;
 pub mod top_k;
 pub mod weights;
 

@@ -16,11 +16,21 @@ macro_rules! sources {
 }
 
 /// Headers that kernels include.
-pub const HEADERS: &[Source] =
-    sources!["delta.h", "dot16.h", "math.h", "quantized.h", "route.h", "shape.h", "tables.h"];
+pub const HEADERS: &[Source] = sources![
+    "delta.h",
+    "dot16.h",
+    "math.h",
+    "quantized.h",
+    "route.h",
+    "sampler.h",
+    "shape.h",
+    "tables.h"
+];
 
 /// Kernels: each file is compiled by itself.
 pub const KERNELS: &[Source] = sources![
+    "advance.metal",
+    "argmax.metal",
     "combine.metal",
     "delta_prep.metal",
     "delta_step.metal",
@@ -31,5 +41,7 @@ pub const KERNELS: &[Source] = sources![
     "group_rows.metal",
     "qmv.metal",
     "rms_norm.metal",
+    "sample.metal",
+    "top_candidates.metal",
     "top_k.metal"
 ];

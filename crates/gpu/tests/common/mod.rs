@@ -3,6 +3,7 @@
 
 pub mod quantised;
 pub mod routed;
+pub mod temporaries;
 pub mod tolerance;
 
 use calla_gpu::{Device as _, Dispatch, Dtype, GpuExperts, GpuMatrix, Tensor};

@@ -1,0 +1,69 @@
+//! The draw of a token on the device: `kernels/sample.metal`.
+
+use crate::dispatch::Dispatch;
+use crate::tensor::{Dtype, Tensor};
+use crate::top_candidates::{CANDIDATES, Candidates};
+use bytemuck::{Pod, Zeroable};
+use calla_ops::sample::Sampling;
+
+/// How the next token of a row is drawn, as the kernels read it (`kernels/sampler.h`).
+#[derive(Clone, Copy, Debug, PartialEq, Pod, Zeroable)]
+#[repr(C)]
+pub struct Sampler {
+    seed: [u32; 2],
+    counter: [u32; 2],
+    temperature: f32,
+    top_k: u32,
+    top_p: f32,
+    min_p: f32,
+}
+
+impl Sampler {
+    /// 32-bit words of a sampler.
+    pub const WORDS: u32 = 8;
+
+    /// The sampler for a sequence that has `generated` tokens so far, or `None` where a device cannot draw: with `top_k`
+    /// of 0 or more than 64, a bias, or penalties. (Masks and banned tokens are for the host too.)
+    #[must_use]
+    pub fn new(sampling: &Sampling, generated: u64) -> Option<Self> {
+        let is_greedy = sampling.temperature == 0.0;
+        let top_k = u32::try_from(sampling.top_k).ok().filter(|k| (1..=CANDIDATES).contains(k));
+        // With these values every penalty is the identity.
+        let is_plain = sampling.logit_bias.is_empty()
+            && sampling.repetition_penalty == 1.0
+            && sampling.presence_penalty == 0.0
+            && sampling.frequency_penalty == 0.0;
+        let halves = |value: u64| [value as u32, (value >> 32) as u32];
+        let sampler = |top_k| Self {
+            seed: halves(sampling.seed),
+            counter: halves(generated),
+            temperature: sampling.temperature,
+            top_k,
+            top_p: sampling.top_p,
+            min_p: sampling.min_p,
+        };
+        top_k.or(is_greedy.then_some(1)).filter(|_| is_plain).map(sampler)
+    }
+}
+
+/// Chooses a token of each row's candidates: `calla_ops::sample::choose` with weights in f32 instead of f64, so that only
+/// a draw at the very edge between two tokens may end otherwise.
+///
+/// `samplers`: u32 `[n, 8]` ([`Sampler`]). `out`: u32 `[n, 1]`; [`crate::top_candidates::NO_TOKEN`] for a row with a logit
+/// that is not finite.
+///
+/// # Panics
+/// If a tensor has another shape or type.
+#[must_use]
+pub fn sample(candidates: &Candidates, samplers: Tensor, out: Tensor) -> Dispatch {
+    candidates.check(out.rows);
+    let found = (samplers.rows, samplers.cols, samplers.dtype);
+    assert_eq!(found, (out.rows, Sampler::WORDS, Dtype::U32), "samplers");
+    assert_eq!((out.cols, out.dtype), (1, Dtype::U32), "out");
+    Dispatch::new("sample")
+        .read(candidates.logits)
+        .read(candidates.tokens)
+        .read(samplers)
+        .write(out)
+        .grid([out.rows, 1, 1], [CANDIDATES, 1, 1])
+}
