@@ -22,7 +22,8 @@ inline float weight_of(float difference, float temperature) {
     // The quotient's rounding would count as often as the exponent is large.
     const float rest = fma(-exponent, temperature, difference) / temperature;
     const float weight = exact_exp(exponent);
-    return fma(weight, rest, weight);
+    // What is below the largest weighs less than 1, which a `min_p` of 1 asks for.
+    return difference < 0.0f ? min(fma(weight, rest, weight), 0.99999994f) : 1.0f;
 }
 
 // Chooses a token of each row's candidates, which lie in order of their logits.
