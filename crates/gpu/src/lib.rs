@@ -5,7 +5,10 @@
 
 pub mod advance;
 pub mod argmax;
+pub mod attention_decode;
+pub mod attention_prefill;
 pub mod combine;
+pub mod copy;
 pub mod delta_prep;
 pub mod delta_step;
 pub mod device;
@@ -15,8 +18,11 @@ pub mod expert_qmv;
 pub mod gated_delta;
 pub mod gated_norm;
 pub mod group_rows;
+pub mod mtp_rows;
+pub mod qk_prep;
 pub mod qmv;
 pub mod rms_norm;
+pub mod rotations;
 pub mod routing;
 pub mod sample;
 pub mod scratch;
@@ -31,7 +37,9 @@ pub mod weights;
 
 pub use device::{Device, DeviceError};
 pub use dispatch::{Access, Binding, Dispatch, Traffic};
+pub use rotations::Rotations;
 pub use routing::{Grouped, Routing};
+pub use scratch::Scratch;
 pub use state::{DeltaSlots, KvPool};
 pub use tables::{ChunkEntry, SpanEntry, Tables};
 pub use tensor::{BufferId, Dtype, Place, Range, Tensor};

@@ -20,18 +20,23 @@ pub const HEADERS: &[Source] = sources![
     "delta.h",
     "dot16.h",
     "math.h",
+    "pages.h",
     "quantized.h",
     "route.h",
     "sampler.h",
     "shape.h",
-    "tables.h"
+    "tables.h",
+    "tiles.h",
 ];
 
 /// Kernels: each file is compiled by itself.
 pub const KERNELS: &[Source] = sources![
     "advance.metal",
     "argmax.metal",
+    "attention_decode.metal",
+    "attention_prefill.metal",
     "combine.metal",
+    "copy.metal",
     "delta_prep.metal",
     "delta_step.metal",
     "embed.metal",
@@ -39,9 +44,11 @@ pub const KERNELS: &[Source] = sources![
     "gated_delta.metal",
     "gated_norm.metal",
     "group_rows.metal",
+    "mtp_rows.metal",
+    "qk_prep.metal",
     "qmv.metal",
     "rms_norm.metal",
     "sample.metal",
     "top_candidates.metal",
-    "top_k.metal"
+    "top_k.metal",
 ];
