@@ -1,6 +1,7 @@
 //! What the tests of kernels share: a host device, and values on their way to it and back.
 #![allow(dead_code, unreachable_pub, reason = "each test binary uses a part of it")]
 
+pub mod paged;
 pub mod quantised;
 pub mod routed;
 pub mod temporaries;
@@ -67,6 +68,17 @@ pub fn bf16s(device: &mut HostDevice, rows: &Rows) -> Tensor {
 pub fn rounded(rows: &Rows) -> Rows {
     let values = rows.as_slice().iter().map(|&v| bf16::from_f32(v).to_f32());
     Rows::from_vec(rows.cols(), values.collect())
+}
+
+/// `expected`, but where `actual` is within the rounding of a stored result (see `tolerance::BF16`) it: what is then left
+/// between the two is the kernel's own error.
+pub fn beyond_rounding(actual: &Rows, expected: &Rows, rounding: f32) -> Rows {
+    let pairs = actual.as_slice().iter().zip(expected.as_slice());
+    let values = pairs.map(|(&a, &e)| {
+        let room = rounding * e.abs();
+        if (a - e).abs() <= room { a } else { a + (e - a).signum() * ((e - a).abs() - room) }
+    });
+    Rows::from_vec(expected.cols(), values.collect())
 }
 
 /// Integers `[rows, cols]`.

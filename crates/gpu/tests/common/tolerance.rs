@@ -27,3 +27,12 @@ pub const QMV_SWIGLU: f32 = 8e-6;
 pub const EMBED: f32 = 5e-7;
 /// RMS norm: three roundings of values of up to 5 rms, and a sum of squares. Measured: 9.5e-7.
 pub const RMS_NORM: f32 = 2e-6;
+/// Norm and rotation of heads, relative to the rms of a head: as [`RMS_NORM`], then two products of values of up to 10 rms
+/// whose cosines and sines are sums of two products, each 2^-24 off.
+/// Measured: 1.9e-6.
+pub const QK_PREP: f32 = 6e-6;
+/// Attention with f32 products: sums of up to 1000 weighted values in parts, and weights e^s whose exponents, sums of 256
+/// products of up to 3 rms, are 2^-24 of some 10 off. Measured: 8.5e-6.
+pub const ATTENTION_DECODE: f32 = 3e-5;
+/// The same in tiles, of bf16 inputs; the rounding of the result is taken off. Measured: 3.8e-6.
+pub const ATTENTION_PREFILL: f32 = 1e-5;

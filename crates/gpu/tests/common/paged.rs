@@ -1,0 +1,201 @@
+//! Sequences over shuffled pages: the tables of their rows, the pool on the device, and the reference's.
+
+use super::{output, u32s};
+use calla_gpu::{ChunkEntry, Device as _, Dtype, KvPool, SpanEntry, Tables, Tensor};
+use calla_gpu_host::HostDevice;
+use calla_model::shape::{HEAD_DIM, PAGE_TOKENS};
+use calla_model::{LayerKind, Shape};
+use calla_ops::{CacheSize, HostCache, Rows, Span, SpanKind, cache};
+use calla_testkit::{Random, shapes};
+use half::bf16;
+use std::ops::Range;
+
+/// A shape of one attention layer with so many heads.
+pub fn shape(attention_heads: usize, kv_heads: usize) -> Shape {
+    let layers = vec![LayerKind::Attention];
+    Shape { layers, attention_heads, kv_heads, max_positions: 2000, ..shapes::tiny() }
+}
+
+/// Spans of a step over pages in random order, of which some belong to nobody.
+pub struct Layout {
+    pub spans: Vec<Span>,
+    pub pages: usize,
+}
+
+impl Layout {
+    /// A span for each range of positions.
+    pub fn new(random: &mut Random, positions: &[Range<usize>]) -> Self {
+        Self::with_pages(random, positions, |_| 0)
+    }
+
+    /// The same, but pages before those that the spans write are all one: nobody reads them.
+    pub fn without_history(random: &mut Random, positions: &[Range<usize>]) -> Self {
+        Self::with_pages(random, positions, |range| range.start / PAGE_TOKENS)
+    }
+
+    fn with_pages(
+        random: &mut Random,
+        positions: &[Range<usize>],
+        missing: impl Fn(&Range<usize>) -> usize,
+    ) -> Self {
+        let pages_of = |range: &Range<usize>| range.end.div_ceil(PAGE_TOKENS) - missing(range);
+        let used: usize = positions.iter().map(pages_of).sum();
+        let pages = used + 2;
+        let mut free = random.distinct(pages, pages);
+        let none = free.pop().expect("two more than are used");
+        let mut row = 0;
+        let spans = positions.iter().map(|range| {
+            let rows = row..row + range.len();
+            row = rows.end;
+            let mut pages = vec![none; missing(range)];
+            pages.extend(free.split_off(free.len() - pages_of(range)));
+            let (position, kind) = (range.start, SpanKind::Prefill);
+            Span { kind, rows, position, slot: 0, pages, checkpoints: vec![] }
+        });
+        Self { spans: spans.collect(), pages }
+    }
+
+    pub fn rows(&self) -> usize {
+        self.spans.last().map_or(0, |span| span.rows.end)
+    }
+
+    /// The tables on the device, with chunks of as many rows as `chunk` says.
+    pub fn tables(&self, device: &mut HostDevice, mut chunk: impl FnMut() -> usize) -> Tables {
+        let (mut positions, mut row_spans, mut pages) = (vec![], vec![], vec![]);
+        let (mut spans, mut chunks) = (vec![], vec![]);
+        for (i, span) in (0..).zip(&self.spans) {
+            positions.extend(span.rows.clone().map(|row| span.position_of(row) as u32));
+            row_spans.extend(span.rows.clone().map(|_| i));
+            let mut next = span.rows.start;
+            while next < span.rows.end {
+                let rows = chunk().min(span.rows.end - next);
+                let first = u32::from(next == span.rows.start);
+                chunks.push(ChunkEntry {
+                    first_row: next as u32,
+                    rows: rows as u32,
+                    span: i,
+                    first,
+                });
+                next += rows;
+            }
+            spans.push(SpanEntry {
+                first_row: span.rows.start as u32,
+                rows: span.rows.len() as u32,
+                position: span.position as u32,
+                first_page: pages.len() as u32,
+                ..SpanEntry::default()
+            });
+            pages.extend(span.pages.iter().map(|&page| page as u32));
+        }
+        let mut list = |values: &[u32], cols| u32s(device, values, cols);
+        let none = list(&[u32::MAX], 1);
+        Tables {
+            tokens: none,
+            positions: list(&positions, 1),
+            row_spans: list(&row_spans, 1),
+            spans: list(bytemuck::cast_slice(&spans), 8),
+            pages: list(&pages, pages.len()),
+            checkpoints: none,
+            chunks: list(bytemuck::cast_slice(&chunks), 4),
+            outputs: none,
+        }
+    }
+
+    /// The reference's pool, all NaN.
+    pub fn reference_pool(&self, shape: &Shape) -> cache::KvPool {
+        let size = CacheSize { pages: self.pages, slots: 1 };
+        let mut pool = HostCache::new(shape, size).expect("memory").attention.remove(0);
+        pool.keys.fill(f32::NAN);
+        pool.values.fill(f32::NAN);
+        pool
+    }
+}
+
+/// Copies the reference's pool to the device.
+pub fn upload(device: &mut HostDevice, shape: &Shape, pool: &cache::KvPool) -> KvPool {
+    let mut part = |values: &[f32]| {
+        let page = PAGE_TOKENS * shape.kv_dim();
+        let tensor = output(device, values.len() / page, page, Dtype::Bf16);
+        let all: Vec<bf16> = (0..values.len())
+            .map(|at| bf16::from_f32(values[reference_index(shape, at)]))
+            .collect();
+        device.write(tensor.range, bytemuck::cast_slice(&all)).expect("a write");
+        tensor
+    };
+    KvPool { keys: part(&pool.keys), values: part(&pool.values) }
+}
+
+/// Reads keys or values in the reference's order.
+pub fn download(device: &mut HostDevice, shape: &Shape, part: Tensor) -> Vec<f32> {
+    let stored = super::rows(device, part).into_vec();
+    let mut values = vec![0.0; stored.len()];
+    for (at, value) in stored.into_iter().enumerate() {
+        values[reference_index(shape, at)] = value;
+    }
+    values
+}
+
+/// Where the reference, `[page, token, kv head, 256]`, has element `at` of `[page, kv head, token, 256]`.
+fn reference_index(shape: &Shape, at: usize) -> usize {
+    let (tile, dim) = (at / HEAD_DIM, at % HEAD_DIM);
+    let (token, head_tile) = (tile % PAGE_TOKENS, tile / PAGE_TOKENS);
+    let (head, page) = (head_tile % shape.kv_heads, head_tile / shape.kv_heads);
+    ((page * PAGE_TOKENS + token) * shape.kv_heads + head) * HEAD_DIM + dim
+}
+
+/// What attention is given of some sequences: values of each position.
+pub struct Sequences {
+    pub shape: Shape,
+    pub q: Vec<Rows>,
+    pub q_gate: Vec<Rows>,
+    keys: Vec<Rows>,
+    values: Vec<Rows>,
+}
+
+impl Sequences {
+    /// Keys and values as bf16 holds them, queries too if `rounded`. `sharpness`: the standard deviation of scores.
+    pub fn new(
+        random: &mut Random,
+        shape: Shape,
+        lengths: &[usize],
+        rounded: bool,
+        sharpness: f32,
+    ) -> Self {
+        let mut make = |cols: usize, scale: f32, rounded: bool| -> Vec<Rows> {
+            let all = lengths.iter().map(|&length| random.rows(length, cols, scale));
+            if rounded { all.map(|rows| super::rounded(&rows)).collect() } else { all.collect() }
+        };
+        Self {
+            q: make(shape.query_dim(), sharpness, rounded),
+            q_gate: make(2 * shape.query_dim(), 2.0, rounded),
+            keys: make(shape.kv_dim(), 1.0, true),
+            values: make(shape.kv_dim(), 1.0, true),
+            shape,
+        }
+    }
+
+    /// The pool as it is when the spans' keys and values are there; each sequence has at most one span.
+    pub fn pool(&self, layout: &Layout, sequences: &[usize]) -> cache::KvPool {
+        let mut pool = layout.reference_pool(&self.shape);
+        let width = self.shape.kv_dim();
+        for (span, &sequence) in layout.spans.iter().zip(sequences) {
+            for position in 0..span.position + span.rows.len() {
+                let at = span.kv_index(position) * width;
+                pool.keys[at..at + width].copy_from_slice(self.keys[sequence].row(position));
+                pool.values[at..at + width].copy_from_slice(self.values[sequence].row(position));
+            }
+        }
+        pool
+    }
+}
+
+/// Rows of a step out of rows of sequences.
+pub fn gather(layout: &Layout, sequences: &[usize], values: &[Rows]) -> Rows {
+    let mut all = vec![];
+    for (span, &sequence) in layout.spans.iter().zip(sequences) {
+        for row in span.rows.clone() {
+            all.extend_from_slice(values[sequence].row(span.position_of(row)));
+        }
+    }
+    Rows::from_vec(values[0].cols(), all)
+}
