@@ -1,10 +1,11 @@
-// Attention of few rows over paged keys and values, split over fixed blocks of positions.
+// Attention of few rows over paged keys and values, split over blocks of positions.
 //
-// `attention_decode` computes, for a row, a block of 128 positions and up to eight query heads that share a head of keys
-// and values, the softmax and the sum of values within the block; `attention_combine` joins a row's blocks in their order
-// and multiplies by the gate. Blocks are fixed, so a row's result depends on nothing but its position and what it sees.
+// `attention_decode` computes, for a row, a block and up to eight query heads that share a head of keys and values, the
+// softmax and the sum of values within the block; `attention_combine` joins a row's blocks in their order and multiplies
+// by the gate. A block is as many tiles of 128 positions as make no more than 128 blocks of what the row sees. So a row's
+// result depends on its position and what it sees alone, and what blocks leave behind stays small in a long context.
 //
-// The first pass is over keys: a lane has 8 of the 256 dimensions, so that a row of keys is one load of 512 bytes, and
+// Of a tile, the first pass is over keys: a lane has 8 of the 256 dimensions, so that a row of keys is one load of 512 bytes, and
 // 32 partial scores (of 4 positions and 8 heads, say) become one whole score a lane in 31 shuffles. The second is over
 // values: simdgroup s has dimensions 32 s ..= 32 s + 31, a lane four of them of every fourth position. Each key and value
 // is loaded once.
@@ -16,13 +17,17 @@ using namespace metal;
 #include "tables.h"
 
 #define SIMDGROUPS 8
-#define BLOCK 128
+#define TILE 128                 // positions
+#define BLOCKS_MAX 128           // of a row
 #define GROUP_MAX 8              // query heads of a threadgroup
 #define SCORE_SCALE 0.0625f      // 1 / sqrt(HEAD_DIM)
 #define LOWEST -3.0e38f          // below all scores; an infinity does not survive fast maths
 #define COLUMNS 128              // of a threadgroup of `attention_combine`
 
-struct DecodeParams { uint blocks; };
+struct DecodeParams { uint blocks; };  // of the grid
+
+inline uint tiles_of(uint position) { return position / TILE + 1; }
+inline uint block_tiles(uint tiles) { return (tiles + BLOCKS_MAX - 1) / BLOCKS_MAX; }
 
 // Where lane i has `2 * HALF` values, of which half belong to lanes with bit HALF, it keeps its own half, summed over both.
 template <uint HALF>
@@ -50,7 +55,7 @@ inline uint part_heads() { return (heads_of_group() + group_parts() - 1) / group
 
 // `SLOTS`: the least power of two that is not less than the heads of a part.
 template <uint SLOTS>
-inline void scores_of_block(
+inline void scores_of_tile(
     device const float* q, device const bfloat* keys, device const uint* pages, threadgroup float* scores, uint kv_head,
     uint first_position, uint count, uint heads, uint simdgroup, uint lane) {
     const uint batch = 32 / SLOTS;  // positions
@@ -97,12 +102,13 @@ kernel void attention_decode(
     uint3 group [[threadgroup_position_in_grid]],
     uint simdgroup [[simdgroup_index_in_threadgroup]],
     uint lane [[thread_index_in_simdgroup]]) {
-    threadgroup float4 score_quads[BLOCK * GROUP_MAX / 4];  // [position, head], then weights
+    threadgroup float4 score_quads[TILE * GROUP_MAX / 4];  // [position, head], then weights
+    threadgroup float factors[GROUP_MAX];                  // of the sums so far
 
     const uint block = group.x, row = group.z;
-    const uint first_position = block * BLOCK, last_position = positions[row];
-    if (first_position > last_position) return;
-    const uint count = min(last_position - first_position + 1, uint(BLOCK));
+    const uint last_position = positions[row], tiles = tiles_of(last_position);
+    const uint first_tile = block * block_tiles(tiles), end_tile = min(first_tile + block_tiles(tiles), tiles);
+    if (first_tile >= tiles) return;
     const uint kv_head = group.y / group_parts();
     const uint first_head = group.y % group_parts() * part_heads();  // of those that share keys
     const uint heads = min(part_heads(), heads_of_group() - first_head);
@@ -111,59 +117,72 @@ kernel void attention_decode(
     device const float* query = q + (ulong(row) * HEADS + head) * HEAD_DIM;
     threadgroup float* scores = reinterpret_cast<threadgroup float*>(score_quads);
 
-    if (part_heads() > 4) {
-        scores_of_block<8>(query, keys, row_pages, scores, kv_head, first_position, count, heads, simdgroup, lane);
-    } else if (part_heads() > 2) {
-        scores_of_block<4>(query, keys, row_pages, scores, kv_head, first_position, count, heads, simdgroup, lane);
-    } else {
-        scores_of_block<2>(query, keys, row_pages, scores, kv_head, first_position, count, heads, simdgroup, lane);
-    }
-    threadgroup_barrier(mem_flags::mem_threadgroup);
-
-    // Simdgroup h takes the softmax of head h.
-    const ulong first_item = (ulong(row) * HEADS + head) * p.blocks + block;
-    if (simdgroup < heads) {
-        float score[BLOCK / 32];
-        float greatest = LOWEST;
-        for (uint i = 0; i < BLOCK / 32; i++) {
-            const uint offset = 32 * i + lane;
-            score[i] = offset < count ? scores[offset * GROUP_MAX + simdgroup] : LOWEST;
-            greatest = max(greatest, score[i]);
-        }
-        greatest = simd_max(greatest);
-        float total = 0.0f;
-        for (uint i = 0; i < BLOCK / 32; i++) {
-            const uint offset = 32 * i + lane;
-            const float weight = offset < count ? exact_exp(score[i] - greatest) : 0.0f;
-            scores[offset * GROUP_MAX + simdgroup] = weight;
-            total += weight;
-        }
-        total = simd_sum(total);
-        if (lane == 0) stats[first_item + simdgroup * p.blocks] = float2(greatest, total);
-    }
-    threadgroup_barrier(mem_flags::mem_threadgroup);
-
     const uint dimension = simdgroup * 32 + lane % 8 * 4;
     float4 sum[GROUP_MAX];
     for (uint h = 0; h < GROUP_MAX; h++) sum[h] = float4(0.0f);
-    for (uint offset = lane / 8; offset < count; offset += 4) {
-        const uint position = first_position + offset;
-        device const bfloat* value = values + tile_of_page(row_pages[position / PAGE_TOKENS], kv_head) +
-                                     position % PAGE_TOKENS * HEAD_DIM + dimension;
-        const float4 v = bf16_quad(*reinterpret_cast<device const uint2*>(value));
-        // Heads that there are not have no weights either: what is summed for them is not stored.
-        const float4 low = score_quads[offset * 2], high = part_heads() > 4 ? score_quads[offset * 2 + 1] : float4(0.0f);
-        sum[0] = fma(float4(low.x), v, sum[0]);
-        sum[1] = fma(float4(low.y), v, sum[1]);
-        sum[2] = fma(float4(low.z), v, sum[2]);
-        sum[3] = fma(float4(low.w), v, sum[3]);
+    // Simdgroup h has the softmax of head h.
+    float greatest = LOWEST, total = 0.0f;
+
+    for (uint tile = first_tile; tile < end_tile; tile++) {
+        const uint first_position = tile * TILE, count = min(last_position - first_position + 1, uint(TILE));
+        threadgroup_barrier(mem_flags::mem_threadgroup);  // the tile before is done with its weights
         if (part_heads() > 4) {
-            sum[4] = fma(float4(high.x), v, sum[4]);
-            sum[5] = fma(float4(high.y), v, sum[5]);
-            sum[6] = fma(float4(high.z), v, sum[6]);
-            sum[7] = fma(float4(high.w), v, sum[7]);
+            scores_of_tile<8>(query, keys, row_pages, scores, kv_head, first_position, count, heads, simdgroup, lane);
+        } else if (part_heads() > 2) {
+            scores_of_tile<4>(query, keys, row_pages, scores, kv_head, first_position, count, heads, simdgroup, lane);
+        } else {
+            scores_of_tile<2>(query, keys, row_pages, scores, kv_head, first_position, count, heads, simdgroup, lane);
+        }
+        threadgroup_barrier(mem_flags::mem_threadgroup);
+
+        if (simdgroup < heads) {
+            const float before = greatest;
+            float score[TILE / 32];
+            for (uint i = 0; i < TILE / 32; i++) {
+                const uint offset = 32 * i + lane;
+                score[i] = offset < count ? scores[offset * GROUP_MAX + simdgroup] : LOWEST;
+                greatest = max(greatest, score[i]);
+            }
+            // A score from the first tile on, so that e^(LOWEST - greatest) is 0.
+            greatest = simd_max(greatest);
+            float tile_total = 0.0f;
+            for (uint i = 0; i < TILE / 32; i++) {
+                const float weight = exact_exp(score[i] - greatest);
+                scores[(32 * i + lane) * GROUP_MAX + simdgroup] = weight;
+                tile_total += weight;
+            }
+            const float factor = exact_exp(before - greatest);
+            total = fma(total, factor, simd_sum(tile_total));
+            if (lane == 0) factors[simdgroup] = factor;
+        }
+        threadgroup_barrier(mem_flags::mem_threadgroup);
+
+        for (uint h = 0; h < GROUP_MAX; h++) {
+            if (h < heads) sum[h] *= factors[h];
+        }
+        for (uint offset = lane / 8; offset < count; offset += 4) {
+            const uint position = first_position + offset;
+            device const bfloat* value = values + tile_of_page(row_pages[position / PAGE_TOKENS], kv_head) +
+                                         position % PAGE_TOKENS * HEAD_DIM + dimension;
+            const float4 v = bf16_quad(*reinterpret_cast<device const uint2*>(value));
+            // Heads that there are not have no weights either: what is summed for them is not stored.
+            const float4 low = score_quads[offset * 2];
+            sum[0] = fma(float4(low.x), v, sum[0]);
+            sum[1] = fma(float4(low.y), v, sum[1]);
+            sum[2] = fma(float4(low.z), v, sum[2]);
+            sum[3] = fma(float4(low.w), v, sum[3]);
+            if (part_heads() > 4) {
+                const float4 high = score_quads[offset * 2 + 1];
+                sum[4] = fma(float4(high.x), v, sum[4]);
+                sum[5] = fma(float4(high.y), v, sum[5]);
+                sum[6] = fma(float4(high.z), v, sum[6]);
+                sum[7] = fma(float4(high.w), v, sum[7]);
+            }
         }
     }
+
+    const ulong first_item = (ulong(row) * HEADS + head) * p.blocks + block;
+    if (simdgroup < heads && lane == 0) stats[first_item + simdgroup * p.blocks] = float2(greatest, total);
     for (uint h = 0; h < GROUP_MAX; h++) {
         if (h < heads) {
             float4 all = sum[h];
@@ -195,7 +214,8 @@ kernel void attention_combine(
     threadgroup float total_of[SIMDGROUPS];
 
     const uint row = group.z;
-    const uint blocks = positions[row] / BLOCK + 1;
+    const uint tiles = tiles_of(positions[row]);
+    const uint blocks = (tiles + block_tiles(tiles) - 1) / block_tiles(tiles);
     const ulong head = ulong(row) * HEADS + group.y;
     const uint dimension = group.x * COLUMNS + lane * 4;
     device const float2* head_stats = stats + head * p.blocks;

@@ -67,7 +67,7 @@ kernel void attention_prefill(
 
     // Four threads have a query's softmax: thread t that of query t / 4, every fourth quadruple of keys.
     const uint own_query = thread_index / 4, own_quad = thread_index % 4;
-    const uint own_position = first_position + min(own_query / heads, rows - 1);
+    const uint own_position = first_position + own_query / heads;
     threadgroup float4* own_scores = scores + own_query * SCORE_QUADS + own_quad;
     float greatest = LOWEST, total = 0.0f;
 
@@ -132,20 +132,19 @@ kernel void attention_prefill(
         page_greatest = max(page_greatest, simd_shuffle_xor(page_greatest, 1));
         page_greatest = max(page_greatest, simd_shuffle_xor(page_greatest, 2));
         const float before = greatest;
+        // Position 0 is seen by all, so this is a score from the first page on, and e^(LOWEST - score) is 0.
         greatest = max(before, page_greatest);
         float page_total = 0.0f;
         for (uint i = 0; i < 4; i++) {
             for (uint e = 0; e < 4; e++) {
-                const bool sees = int(16 * i + 4 * own_quad + e) < seen;
-                weight[i][e] = sees ? exact_exp(weight[i][e] - greatest) : 0.0f;
+                weight[i][e] = exact_exp(weight[i][e] - greatest);
                 page_total += weight[i][e];
             }
             own_scores[4 * i] = weight[i];
         }
         page_total += simd_shuffle_xor(page_total, 1);
         page_total += simd_shuffle_xor(page_total, 2);
-        // Position 0 is seen by all, so `greatest` is a score from the first page on, and e^(LOWEST - score) is 0.
-        const float factor = page == 0 ? 0.0f : exact_exp(before - greatest);
+        const float factor = exact_exp(before - greatest);
         total = fma(total, factor, page_total);
         if (own_quad == 0) factors[own_query] = factor;
         threadgroup_barrier(mem_flags::mem_threadgroup);

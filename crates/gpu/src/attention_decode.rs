@@ -16,8 +16,10 @@ struct Params {
     blocks: u32,
 }
 
-/// Positions of a block.
-pub const BLOCK: u32 = 128;
+/// Positions of a tile: a block is one tile or more.
+const TILE: u32 = 128;
+/// Most blocks of a row.
+const BLOCKS_MAX: u32 = 128;
 /// Most query heads of a threadgroup.
 const GROUP_MAX: u32 = 8;
 /// Dimensions of a threadgroup that joins blocks.
@@ -29,10 +31,11 @@ const COLUMNS: u32 = 128;
 /// 256]`. Rows see what lies in the pages of their span up to their own position; keys and values of the step's own rows
 /// have to be there already.
 ///
-/// `blocks`: the most blocks of 128 positions that any row sees, `position / 128 + 1`. It sizes grid and scratch; no
-/// result depends on it. Traffic and operations are those of rows that see `blocks * 128` positions.
+/// `context`: the most positions that any row sees, at least its position and one. It sizes grid and scratch; no result
+/// depends on it. Traffic and operations are those of rows that all see so many.
 ///
-/// Two dispatches, the second after the first. Scratch: 1032 bytes a row, head and block.
+/// Two dispatches, the second after the first. Scratch: 1032 bytes for each row, head and 128 positions of the context, of
+/// which the first 16,384 count.
 ///
 /// # Panics
 /// If a tensor has another shape or type.
@@ -47,7 +50,7 @@ pub fn attention_decode(
     q_gate: Tensor,
     pool: &KvPool,
     tables: &Tables,
-    blocks: u32,
+    context: u32,
     scratch: &mut dyn Scratch,
     out: Tensor,
 ) -> Vec<Dispatch> {
@@ -56,16 +59,17 @@ pub fn attention_decode(
     widths.check_queries(q, q_gate, out, Dtype::F32);
     widths.check_pool(pool);
     widths.check_tables(tables, rows);
-    assert!(blocks > 0, "every row sees itself");
+    assert!(context > 0, "every row sees itself");
 
+    let blocks = context.div_ceil(TILE).min(BLOCKS_MAX);
     let items = rows * widths.heads;
     let sums = scratch.tensor(items, blocks * HEAD_DIM as u32, Dtype::F32);
     let stats = scratch.tensor(items, blocks * 2, Dtype::F32);
 
     let parts = widths.group().div_ceil(GROUP_MAX);
-    let seen = u64::from(rows) * u64::from(blocks) * u64::from(BLOCK);
+    let seen = u64::from(rows) * u64::from(context);
     let kv_bytes = seen * u64::from(widths.keys * parts) * Dtype::Bf16.size();
-    let page_entries = seen / PAGE_TOKENS as u64 * 4;
+    let page_entries = seen.div_ceil(PAGE_TOKENS as u64) * 4;
     let products = seen * u64::from(widths.queries);
     vec![
         Dispatch::new("attention_decode")

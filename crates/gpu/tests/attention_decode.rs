@@ -3,7 +3,7 @@
 mod common;
 
 use calla_gpu::Dtype;
-use calla_gpu::attention_decode::{BLOCK, attention_decode};
+use calla_gpu::attention_decode::attention_decode;
 use calla_gpu_host::HostDevice;
 use calla_ops::{Rows, attention};
 use calla_testkit::{Random, compare};
@@ -12,7 +12,7 @@ use common::temporaries::Temporaries;
 use common::tolerance;
 use std::ops::Range;
 
-/// Rows of sequences, `(sequence, positions)` each; `more` blocks than the longest has.
+/// Rows of sequences, `(sequence, positions)` each; told of `more` positions than there are.
 fn decode(
     device: &mut HostDevice,
     random: &mut Random,
@@ -27,10 +27,9 @@ fn decode(
     let q = common::f32s(device, &gather(&layout, &sequences, &all.q));
     let q_gate = common::f32s(device, &gather(&layout, &sequences, &all.q_gate));
     let out = common::output(device, layout.rows(), all.shape.query_dim(), Dtype::F32);
-    let longest = positions.iter().map(|range| range.end as u32).max().expect("a span");
-    let blocks = longest.div_ceil(BLOCK) + more;
+    let context = more + positions.iter().map(|range| range.end as u32).max().expect("a span");
     let scratch = &mut Temporaries(device);
-    let dispatches = attention_decode(&all.shape, q, q_gate, &pool, &tables, blocks, scratch, out);
+    let dispatches = attention_decode(&all.shape, q, q_gate, &pool, &tables, context, scratch, out);
     common::run(device, &dispatches);
     common::rows(device, out)
 }
@@ -62,7 +61,7 @@ fn rows_are_the_references() {
             .map(|i| (i, ends[i] - random.range(1..=ends[i].min(4))..ends[i]))
             .collect();
         let by_head = |rows: Rows| Rows::from_vec(256, rows.into_vec());
-        let actual = by_head(decode(&mut device, random, &all, &step, 1));
+        let actual = by_head(decode(&mut device, random, &all, &step, 100));
         let expected = by_head(reference(random, &all, &step));
         let difference = compare::within(&actual, &expected, tolerance::ATTENTION_DECODE)
             .unwrap_or_else(|error| panic!("{heads}/{kv_heads} heads: {error}"));
@@ -71,16 +70,27 @@ fn rows_are_the_references() {
     println!("worst: {worst:.1e}");
 }
 
+/// From position 16,384 on, blocks are of two tiles.
 #[test]
-fn a_long_context_is_the_references() {
+fn long_contexts_are_the_references() {
     let Some(mut device) = common::device() else { return };
-    let random = &mut Random::new(40);
-    let all = Sequences::new(random, paged::shape(8, 1), &[1900], false, 1.0);
-    let step = [(0, 1897..1900)];
-    let actual = decode(&mut device, random, &all, &step, 0);
-    let expected = reference(random, &all, &step);
-    let difference = compare::within(&actual, &expected, tolerance::ATTENTION_DECODE).unwrap();
-    println!("worst: {:.1e}", difference.max_relative);
+    for (heads, lengths, step) in [
+        (8, vec![1900], vec![(0, 1897..1900)]),
+        (1, vec![16_600, 300], vec![(0, 16_382..16_386), (1, 299..300)]),
+    ] {
+        let random = &mut Random::new(40);
+        let all = Sequences::new(random, paged::shape(heads, 1), &lengths, false, 1.0);
+        let actual = decode(&mut device, random, &all, &step, 0);
+        let expected = reference(random, &all, &step);
+        let difference = compare::within(&actual, &expected, tolerance::ATTENTION_DECODE).unwrap();
+        println!("worst: {:.1e}", difference.max_relative);
+        // The first of the rows alone.
+        let (sequence, positions) = step[0].clone();
+        let first = [(sequence, positions.start..positions.start + 1)];
+        let alone = decode(&mut device, random, &all, &first, 20_000);
+        let expected = Rows::from_vec(actual.cols(), actual.row(0).to_vec());
+        compare::identical(&alone, &expected).unwrap();
+    }
 }
 
 /// Neighbours, spans, the number of blocks, where pages lie, and the order of threads do not matter.
@@ -91,10 +101,10 @@ fn a_row_is_the_same_bits_whatever_it_is_computed_with() {
         let random = &mut Random::new(heads as u64);
         let all = Sequences::new(random, paged::shape(heads, kv_heads), &[300, 70, 1], false, 1.0);
         let step = [(0, 253..259), (1, 66..70), (2, 0..1)];
-        let together = decode(&mut device, random, &all, &step, 2);
+        let together = decode(&mut device, random, &all, &step, 300);
         for order in common::ORDERS {
             device.set_order(order);
-            let again = decode(&mut device, random, &all, &step, order);
+            let again = decode(&mut device, random, &all, &step, 200 * order);
             compare::identical(&again, &together).unwrap();
         }
         let mut row = 0;
