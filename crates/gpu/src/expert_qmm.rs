@@ -1,0 +1,103 @@
+//! Products of many rows with the matrices of their experts, in tiles: prefill's mixture of experts.
+//!
+//! Rows come grouped by expert ([`Grouped`]). A threadgroup computes a tile of one block of the block map, as in
+//! [`mod@crate::qmm`]; the grid has room for the most blocks there can be, and those beyond their count return at once.
+//! A pair's result does not depend on the block it lies in.
+
+use crate::dispatch::Dispatch;
+use crate::qmm::{RowTile, TILE_COLUMNS, TILE_THREADS, tiles};
+use crate::routing::Grouped;
+use crate::tensor::{Dtype, Tensor};
+use crate::weights::GpuExperts;
+use calla_model::Shape;
+
+/// `out[i] = silu(gate x) * (up x)` for the pair at sorted position i, with its row of `x` and its expert: `x` bf16
+/// `[n, hidden]`, experts `[expert_hidden, hidden]`, `out` bf16 `[n * top_k, expert_hidden]` in sorted order. Computes
+/// two of `calla_ops::experts::expert_linear` and `calla_ops::swiglu::reference` in f32.
+///
+/// # Panics
+/// If dtypes or widths do not fit.
+#[must_use]
+pub fn expert_qmm_up(
+    shape: &Shape,
+    x: Tensor,
+    gate: &GpuExperts,
+    up: &GpuExperts,
+    grouped: &Grouped,
+    out: Tensor,
+) -> Dispatch {
+    let entry = match RowTile::of_rows(grouped.block_rows) {
+        RowTile::R32 => "expert_qmm_up_r32",
+        RowTile::R64 => "expert_qmm_up_r64",
+    };
+    check_experts(gate, shape.experts, shape.expert_hidden, shape.hidden);
+    check_experts(up, shape.experts, shape.expert_hidden, shape.hidden);
+    assert_eq!(gate.stacked.bits, up.stacked.bits, "gate and up differ");
+    let pairs = grouped.pairs.cols;
+    assert_eq!(x.rows as usize * shape.top_k, pairs as usize, "pairs of {} rows", x.rows);
+    assert_eq!((out.rows, out.cols, out.dtype), (pairs, gate.rows(), Dtype::Bf16), "output");
+    let dispatch = tiles(Dispatch::new(entry), x, &gate.stacked).shape(shape);
+    let dispatch = bind_experts(bind_experts(dispatch, gate, pairs), up, pairs);
+    bind_groups(dispatch, grouped)
+        .write(out)
+        .grid(
+            [gate.rows().div_ceil(TILE_COLUMNS / 2), grouped.blocks.rows, 1],
+            [TILE_THREADS, 1, 1],
+        )
+        .flops(2 * flops(gate, pairs))
+}
+
+/// `out[pair] = down acts[i]` for the pair at sorted position i, with its expert: `acts` bf16
+/// `[n * top_k, expert_hidden]` in sorted order, experts `[hidden, expert_hidden]`, `out` f32 `[n * top_k, hidden]` in
+/// the order of pairs. Computes `calla_ops::experts::expert_linear` with sums in f32.
+///
+/// # Panics
+/// If dtypes or widths do not fit.
+#[must_use]
+pub fn expert_qmm_down(
+    shape: &Shape,
+    acts: Tensor,
+    down: &GpuExperts,
+    grouped: &Grouped,
+    out: Tensor,
+) -> Dispatch {
+    let entry = match RowTile::of_rows(grouped.block_rows) {
+        RowTile::R32 => "expert_qmm_down_r32",
+        RowTile::R64 => "expert_qmm_down_r64",
+    };
+    check_experts(down, shape.experts, shape.hidden, shape.expert_hidden);
+    let pairs = grouped.pairs.cols;
+    assert_eq!(acts.rows, pairs, "input");
+    assert_eq!((out.rows, out.cols, out.dtype), (pairs, down.rows(), Dtype::F32), "output");
+    let dispatch = tiles(Dispatch::new(entry), acts, &down.stacked).shape(shape);
+    bind_groups(bind_experts(dispatch, down, pairs), grouped)
+        .write(out)
+        .grid([down.rows().div_ceil(TILE_COLUMNS), grouped.blocks.rows, 1], [TILE_THREADS, 1, 1])
+        .flops(flops(down, pairs))
+}
+
+fn check_experts(experts: &GpuExperts, count: usize, rows: usize, cols: usize) {
+    let found = [experts.count, experts.rows(), experts.stacked.cols].map(|value| value as usize);
+    assert_eq!(found, [count, rows, cols], "[experts, out, in]");
+}
+
+/// Binds matrices of all experts, of which those that a pair chose are read, each at most once.
+fn bind_experts(dispatch: Dispatch, experts: &GpuExperts, pairs: u32) -> Dispatch {
+    let touched = u64::from(experts.count.min(pairs));
+    let stacked = experts.stacked;
+    [stacked.packed, stacked.scales, stacked.biases]
+        .into_iter()
+        .fold(dispatch, |dispatch, range| {
+            dispatch.read_part(range, range.len / u64::from(experts.count) * touched)
+        })
+}
+
+fn bind_groups(dispatch: Dispatch, grouped: &Grouped) -> Dispatch {
+    assert_eq!(grouped.blocks.cols, 4, "a block is expert, first, count and 0");
+    dispatch.read(grouped.pairs).read(grouped.blocks).read(grouped.block_count)
+}
+
+/// Operations of one product for so many pairs.
+fn flops(experts: &GpuExperts, pairs: u32) -> u64 {
+    2 * u64::from(pairs) * u64::from(experts.rows()) * u64::from(experts.stacked.cols)
+}
