@@ -7,6 +7,7 @@
 #include <metal_stdlib>
 #include <metal_simdgroup_matrix>
 using namespace metal;
+#include "shape.h"
 #include "qmm.h"
 
 // x bf16 [rows, IN_DIM]; gate and up [EXPERTS * EXPERT_HIDDEN, IN_DIM]; pairs [rows * TOP_K]: pair (row * TOP_K + rank) at
@@ -14,11 +15,11 @@ using namespace metal;
 // sorted order.
 template <uint ROWS>
 kernel void expert_qmm_up(
-    device const bfloat* x [[buffer(0)]],
-    device const uint* gate_packed [[buffer(1)]],
+    device const uint4* x [[buffer(0)]],
+    device const uint4* gate_packed [[buffer(1)]],
     device const bfloat* gate_scales [[buffer(2)]],
     device const bfloat* gate_biases [[buffer(3)]],
-    device const uint* up_packed [[buffer(4)]],
+    device const uint4* up_packed [[buffer(4)]],
     device const bfloat* up_scales [[buffer(5)]],
     device const bfloat* up_biases [[buffer(6)]],
     device const uint* pairs [[buffer(7)]],
@@ -57,8 +58,8 @@ template [[host_name("expert_qmm_up_r64")]] [[kernel]] decltype(expert_qmm_up<64
 // [rows * TOP_K, HIDDEN] in the order of pairs.
 template <uint ROWS>
 kernel void expert_qmm_down(
-    device const bfloat* acts [[buffer(0)]],
-    device const uint* packed [[buffer(1)]],
+    device const uint4* acts [[buffer(0)]],
+    device const uint4* packed [[buffer(1)]],
     device const bfloat* scales [[buffer(2)]],
     device const bfloat* biases [[buffer(3)]],
     device const uint* pairs [[buffer(4)]],
@@ -89,13 +90,12 @@ kernel void expert_qmm_down(
 #pragma unroll
     for (uint i = 0; i < ROWS / 8; i++) {
         const uint row = 8 * i + matrix_row(lane);
-        if (row < rows) {
-            const ulong to = ulong(pairs[first + row]) * HIDDEN;
+        const ulong to = ulong(pairs[first + min(row, rows - 1)]) * HIDDEN;
 #pragma unroll
-            for (uint j = 0; j < 4; j++) {
-                const uint c = column + 8 * (j / 2) + j % 2;
-                if (c < HIDDEN) out[to + c] = sums[2 * i + j / 2].thread_elements()[j % 2];
-            }
+        for (uint j = 0; j < 4; j++) {
+            const uint c = column + 8 * (j / 2) + j % 2;
+            const float y = sums[2 * i + j / 2].thread_elements()[j % 2];
+            if (row < rows && c < HIDDEN) out[to + c] = y;
         }
     }
 }

@@ -10,14 +10,14 @@
 // anything there: it holds the last row or column again, which needs no branch, and its results are not stored.
 #pragma once
 
-#include "shape.h"
 #include "math.h"
 
 constant uint BITS [[function_constant(16)]];      // of a weight, 4 or 8
-constant uint IN_DIM [[function_constant(17)]];    // of the product, a multiple of GROUP
+constant uint IN_DIM [[function_constant(17)]];    // of the product, a multiple of 64
 
 #define TILE_COLUMNS 64
 #define TILE_STEP 32
+#define SCALE_GROUP 64    // weights that share a scale and a bias
 // What the tiles of activations and weights are made of.
 typedef uint4 x_vector_t;     // eight values of bf16
 typedef float4 w_vector_t;    // four values
@@ -29,10 +29,10 @@ typedef float4 w_vector_t;    // four values
 inline uint matrix_row(uint lane) { return (lane >> 4) * 4 + ((lane >> 1) & 3); }
 inline uint matrix_column(uint lane) { return ((lane >> 3) & 1) * 4 + (lane & 1) * 2; }
 
-// Integers of 16 consecutive weights of a row, from weight `first` on, a multiple of 16.
-inline uint4 load_weights(device const uint* row, uint first) {
-    if (BITS == 8) return *reinterpret_cast<device const uint4*>(row + first / 4);
-    const uint2 words = *reinterpret_cast<device const uint2*>(row + first / 8);
+// Integers of weights 16 part .. 16 part + 15 of a row.
+inline uint4 load_weights(device const uint4* row, uint part) {
+    if (BITS == 8) return row[part];
+    const uint2 words = reinterpret_cast<device const uint2*>(row)[part];
     return uint4(words.x, words.y, 0, 0);
 }
 
@@ -56,8 +56,8 @@ inline uint paired_column(uint i) { return i / 16 * 8 + i % 8; }
 // `x_rows`: the rows of x that this thread copies, tile rows `thread_index / 4` and 32 more. `weight_row`: the row of
 // the matrix that it decodes, for the tile's column `thread_index / 2`. All threads of the threadgroup, 128, take part.
 template <uint ROWS>
-inline void multiply_tile(thread simdgroup_float8x8* sums, uint rows, device const bfloat* x, thread const uint* x_rows,
-                          device const uint* packed, device const bfloat* scales, device const bfloat* biases,
+inline void multiply_tile(thread simdgroup_float8x8* sums, uint rows, device const uint4* x, thread const uint* x_rows,
+                          device const uint4* packed, device const bfloat* scales, device const bfloat* biases,
                           ulong weight_row, threadgroup x_vector_t* x_tile, threadgroup w_vector_t* w_tile, uint thread_index,
                           uint simdgroup, uint lane) {
 #pragma unroll
@@ -67,9 +67,9 @@ inline void multiply_tile(thread simdgroup_float8x8* sums, uint rows, device con
     const uint x_part = thread_index % 4, w_part = thread_index % 2;
     threadgroup x_vector_t* x_to = x_tile + (thread_index / 4) * X_VECTORS + x_part;
     threadgroup w_vector_t* w_to = w_tile + (thread_index / 2) * W_VECTORS + w_part * 4;
-    packed += weight_row * (IN_DIM * BITS / 32);
-    scales += weight_row * (IN_DIM / GROUP);
-    biases += weight_row * (IN_DIM / GROUP);
+    packed += weight_row * (IN_DIM * BITS / 128);
+    scales += weight_row * (IN_DIM / SCALE_GROUP);
+    biases += weight_row * (IN_DIM / SCALE_GROUP);
 
     // What it multiplies: its elements of the matrices at the corner.
     threadgroup const uint* x_from =
@@ -82,11 +82,10 @@ inline void multiply_tile(thread simdgroup_float8x8* sums, uint rows, device con
         uint4 values[ROWS / 32];
 #pragma unroll
         for (uint i = 0; i < ROWS / 32; i++) {
-            device const bfloat* from = x + ulong(x_rows[i]) * IN_DIM + first;
-            values[i] = reinterpret_cast<device const uint4*>(from)[x_part];
+            values[i] = x[ulong(x_rows[i]) * (IN_DIM / 8) + first / 8 + x_part];
         }
-        const uint4 words = load_weights(packed, first + 16 * w_part);
-        const float scale = float(scales[first / GROUP]), bias = float(biases[first / GROUP]);
+        const uint4 words = load_weights(packed, first / 16 + w_part);
+        const float scale = float(scales[first / SCALE_GROUP]), bias = float(biases[first / SCALE_GROUP]);
 
         threadgroup_barrier(mem_flags::mem_threadgroup);    // the step before has been multiplied
 #pragma unroll

@@ -7,13 +7,12 @@
 using namespace metal;
 #include "qmm.h"
 
-constant uint ADD [[function_constant(18)]];    // whether results are added to the outputs
-
 struct QmmParams {
     uint rows;
     uint columns[4];       // of each product
     uint first_tile[4];    // of each product along grid y; 2^32 - 1 where there is none
     uint rounded[4];       // whether an output is bf16, not f32
+    uint add;              // whether results are added to the outputs
 };
 
 struct QmmSwigluParams {
@@ -24,20 +23,20 @@ struct QmmSwigluParams {
 // x bf16 [rows, IN_DIM]; up to four matrices [columns, IN_DIM]; their outputs [rows, columns], f32 or bf16.
 template <uint ROWS>
 kernel void qmm(
-    device const bfloat* x [[buffer(0)]],
-    device const uint* packed0 [[buffer(1)]],
+    device const uint4* x [[buffer(0)]],
+    device const uint4* packed0 [[buffer(1)]],
     device const bfloat* scales0 [[buffer(2)]],
     device const bfloat* biases0 [[buffer(3)]],
     device float* out0 [[buffer(4)]],
-    device const uint* packed1 [[buffer(5)]],
+    device const uint4* packed1 [[buffer(5)]],
     device const bfloat* scales1 [[buffer(6)]],
     device const bfloat* biases1 [[buffer(7)]],
     device float* out1 [[buffer(8)]],
-    device const uint* packed2 [[buffer(9)]],
+    device const uint4* packed2 [[buffer(9)]],
     device const bfloat* scales2 [[buffer(10)]],
     device const bfloat* biases2 [[buffer(11)]],
     device float* out2 [[buffer(12)]],
-    device const uint* packed3 [[buffer(13)]],
+    device const uint4* packed3 [[buffer(13)]],
     device const bfloat* scales3 [[buffer(14)]],
     device const bfloat* biases3 [[buffer(15)]],
     device float* out3 [[buffer(16)]],
@@ -50,7 +49,7 @@ kernel void qmm(
     threadgroup w_vector_t w_tile[TILE_COLUMNS * W_VECTORS];
 
     const uint product = uint(at.y >= p.first_tile[1]) + uint(at.y >= p.first_tile[2]) + uint(at.y >= p.first_tile[3]);
-    device const uint* packed = product == 0 ? packed0 : product == 1 ? packed1 : product == 2 ? packed2 : packed3;
+    device const uint4* packed = product == 0 ? packed0 : product == 1 ? packed1 : product == 2 ? packed2 : packed3;
     device const bfloat* scales = product == 0 ? scales0 : product == 1 ? scales1 : product == 2 ? scales2 : scales3;
     device const bfloat* biases = product == 0 ? biases0 : product == 1 ? biases1 : product == 2 ? biases2 : biases3;
     device float* out = product == 0 ? out0 : product == 1 ? out1 : product == 2 ? out2 : out3;
@@ -74,11 +73,11 @@ kernel void qmm(
 #pragma unroll
         for (uint j = 0; j < 4; j++) {
             const uint c = column + 8 * (j / 2) + j % 2;
+            const float y = sums[2 * i + j / 2].thread_elements()[j % 2];
             if (row < rows && c < columns) {
-                const float y = sums[2 * i + j / 2].thread_elements()[j % 2];
                 const ulong to = ulong(first_row + row) * columns + c;
                 if (p.rounded[product]) reinterpret_cast<device bfloat*>(out)[to] = bfloat(y);
-                else out[to] = ADD ? out[to] + y : y;
+                else out[to] = p.add ? out[to] + y : y;
             }
         }
     }
@@ -91,11 +90,11 @@ template [[host_name("qmm_r64")]] [[kernel]] decltype(qmm<64>) qmm<64>;
 // half of up, eight by eight, so that a lane holds both values of an output.
 template <uint ROWS>
 kernel void qmm_swiglu(
-    device const bfloat* x [[buffer(0)]],
-    device const uint* gate_packed [[buffer(1)]],
+    device const uint4* x [[buffer(0)]],
+    device const uint4* gate_packed [[buffer(1)]],
     device const bfloat* gate_scales [[buffer(2)]],
     device const bfloat* gate_biases [[buffer(3)]],
-    device const uint* up_packed [[buffer(4)]],
+    device const uint4* up_packed [[buffer(4)]],
     device const bfloat* up_scales [[buffer(5)]],
     device const bfloat* up_biases [[buffer(6)]],
     device bfloat* out [[buffer(7)]],

@@ -34,6 +34,7 @@ pub fn expert_qmm_up(
     check_experts(up, shape.experts, shape.expert_hidden, shape.hidden);
     assert_eq!(gate.stacked.bits, up.stacked.bits, "gate and up differ");
     let pairs = grouped.pairs.cols;
+    grouped.check(shape, pairs);
     assert_eq!(x.rows as usize * shape.top_k, pairs as usize, "pairs of {} rows", x.rows);
     assert_eq!((out.rows, out.cols, out.dtype), (pairs, gate.rows(), Dtype::Bf16), "output");
     let dispatch = tiles(Dispatch::new(entry), x, &gate.stacked).shape(shape);
@@ -67,6 +68,7 @@ pub fn expert_qmm_down(
     };
     check_experts(down, shape.experts, shape.hidden, shape.expert_hidden);
     let pairs = grouped.pairs.cols;
+    grouped.check(shape, pairs);
     assert_eq!(acts.rows, pairs, "input");
     assert_eq!((out.rows, out.cols, out.dtype), (pairs, down.rows(), Dtype::F32), "output");
     let dispatch = tiles(Dispatch::new(entry), acts, &down.stacked).shape(shape);
@@ -93,7 +95,6 @@ fn bind_experts(dispatch: Dispatch, experts: &GpuExperts, pairs: u32) -> Dispatc
 }
 
 fn bind_groups(dispatch: Dispatch, grouped: &Grouped) -> Dispatch {
-    assert_eq!(grouped.blocks.cols, 4, "a block is expert, first, count and 0");
     dispatch.read(grouped.pairs).read(grouped.blocks).read(grouped.block_count)
 }
 

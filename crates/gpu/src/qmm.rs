@@ -5,15 +5,14 @@
 
 use crate::dispatch::Dispatch;
 use crate::qmv::Product;
-use crate::tensor::{Dtype, Tensor};
+use crate::tensor::{Dtype, Range, Tensor};
 use crate::weights::GpuMatrix;
 use bytemuck::NoUninit;
 
-/// Function constants that `kernels/qmm.h` and `kernels/qmm.metal` declare.
+/// Function constants that `kernels/qmm.h` declares.
 pub(crate) mod constants {
     pub(crate) const BITS: u32 = 16;
     pub(crate) const IN_DIM: u32 = 17;
-    pub(crate) const ADD: u32 = 18;
 }
 
 /// Output columns of a tile. Where two matrices share it, each has half of them.
@@ -64,6 +63,7 @@ struct QmmParams {
     columns: [u32; MAX_PRODUCTS],
     first_tile: [u32; MAX_PRODUCTS],
     rounded: [u32; MAX_PRODUCTS],
+    add: u32,
 }
 
 #[derive(Clone, Copy, NoUninit)]
@@ -92,8 +92,9 @@ pub fn qmm(x: Tensor, products: &[Product<'_>], add: bool, tile: RowTile) -> Dis
         columns: [0; MAX_PRODUCTS],
         first_tile: [u32::MAX; MAX_PRODUCTS],
         rounded: [0; MAX_PRODUCTS],
+        add: add.into(),
     };
-    let mut dispatch = tiles(Dispatch::new(entry), x, first).constant(constants::ADD, add.into());
+    let mut dispatch = tiles(Dispatch::new(entry), x, first);
     let mut column_tiles = 0;
     for (index, Product { weight, out }) in products.iter().enumerate() {
         assert_eq!(
@@ -114,12 +115,13 @@ pub fn qmm(x: Tensor, products: &[Product<'_>], add: bool, tile: RowTile) -> Dis
         dispatch = bind_matrix(dispatch, weight).flops(flops(x.rows, weight));
         dispatch = if add { dispatch.read_write(*out) } else { dispatch.write(*out) };
     }
+    // The kernel has buffers for four. Those that it does not use are bound to nothing of the first.
+    let nothing = |range: Range| Range { len: 0, ..range };
     for _ in products.len()..MAX_PRODUCTS {
-        // The kernel has buffers for four. What it does not use is bound to what it does use, and moves nothing.
         for range in [first.packed, first.scales, first.biases] {
-            dispatch = dispatch.read_part(range, 0);
+            dispatch = dispatch.read_part(nothing(range), 0);
         }
-        let out = products[0].out.range;
+        let out = nothing(products[0].out.range);
         dispatch =
             if add { dispatch.read_write_part(out, 0, 0) } else { dispatch.write_part(out, 0) };
     }
