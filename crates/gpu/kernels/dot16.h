@@ -1,5 +1,6 @@
 // Dot products of 16 values with a piece of a quantised matrix row.
 #pragma once
+#include "quantized.h"
 #include "shape.h"
 
 // 16 consecutive inputs of a lane, and their sum, which the bias of a group multiplies.

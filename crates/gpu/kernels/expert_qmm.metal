@@ -1,25 +1,25 @@
 // Products of grouped rows with the matrices of their experts: silu(gate x) * (up x), and down.
 //
-// A threadgroup of 128 threads computes a tile (qmm.h) of one block of the block map: at most ROWS pairs of a row and an
-// expert, all of the same expert. Grid: [tiles of columns, blocks]. Tiles of columns come first, so that the rows of a
-// block are gathered once and found again in a cache, and blocks of an expert come one after the other, so that its
-// weights are too. Threadgroups of blocks that are not there return at once.
+// A threadgroup of 128 threads computes a tile (qmm.h) of one block of the block map: at most ROWS pairs of a row and
+// an expert, all of the same expert. Grid: [tiles of columns, blocks]. Tiles of columns come first, so that the rows
+// of a block are gathered once and found again in a cache, and blocks of an expert come one after the other, so that
+// its weights are too. Threadgroups of blocks that are not there return at once.
 #include <metal_stdlib>
 #include <metal_simdgroup_matrix>
 using namespace metal;
 #include "shape.h"
 #include "qmm.h"
 
-// x bf16 [rows, IN_DIM]; gate and up [EXPERTS * EXPERT_HIDDEN, IN_DIM]; pairs [rows * TOP_K]: pair (row * TOP_K + rank) at
-// each sorted position; blocks: expert, first sorted position, count, 0; out bf16 [rows * TOP_K, EXPERT_HIDDEN] in
-// sorted order.
+// x bf16 [rows, IN_DIM]; gate and up [EXPERTS * EXPERT_HIDDEN, IN_DIM]; pairs [rows * TOP_K]: pair (row * TOP_K +
+// rank) at each sorted position; blocks: expert, first sorted position, count, 0; out bf16 [rows * TOP_K,
+// EXPERT_HIDDEN] in sorted order.
 template <uint ROWS>
 kernel void expert_qmm_up(
     device const uint4* x [[buffer(0)]],
-    device const uint4* gate_packed [[buffer(1)]],
+    device const uint* gate_packed [[buffer(1)]],
     device const bfloat* gate_scales [[buffer(2)]],
     device const bfloat* gate_biases [[buffer(3)]],
-    device const uint4* up_packed [[buffer(4)]],
+    device const uint* up_packed [[buffer(4)]],
     device const bfloat* up_scales [[buffer(5)]],
     device const bfloat* up_biases [[buffer(6)]],
     device const uint* pairs [[buffer(7)]],
@@ -45,8 +45,8 @@ kernel void expert_qmm_up(
 
     simdgroup_float8x8 sums[ROWS / 4];
     multiply_tile<ROWS>(sums, rows, x, x_rows, is_up ? up_packed : gate_packed, is_up ? up_scales : gate_scales,
-                        is_up ? up_biases : gate_biases, ulong(expert) * EXPERT_HIDDEN + weight_row, x_tile, w_tile,
-                        thread_index, simdgroup, lane);
+                        is_up ? up_biases : gate_biases, ulong(expert) * EXPERT_HIDDEN + weight_row, paired_bits(is_up),
+                        x_tile, w_tile, thread_index, simdgroup, lane);
 
     store_swiglu<ROWS>(out, EXPERT_HIDDEN, first, rows, first_column, sums, simdgroup, lane);
 }
@@ -59,7 +59,7 @@ template [[host_name("expert_qmm_up_r64")]] [[kernel]] decltype(expert_qmm_up<64
 template <uint ROWS>
 kernel void expert_qmm_down(
     device const uint4* acts [[buffer(0)]],
-    device const uint4* packed [[buffer(1)]],
+    device const uint* packed [[buffer(1)]],
     device const bfloat* scales [[buffer(2)]],
     device const bfloat* biases [[buffer(3)]],
     device const uint* pairs [[buffer(4)]],
@@ -83,13 +83,13 @@ kernel void expert_qmm_down(
     const uint weight_row = min(first_column + thread_index / 2, HIDDEN - 1);
 
     simdgroup_float8x8 sums[ROWS / 4];
-    multiply_tile<ROWS>(sums, rows, acts, x_rows, packed, scales, biases, ulong(expert) * HIDDEN + weight_row, x_tile,
-                        w_tile, thread_index, simdgroup, lane);
+    multiply_tile<ROWS>(sums, rows, acts, x_rows, packed, scales, biases, ulong(expert) * HIDDEN + weight_row, BITS,
+                        x_tile, w_tile, thread_index, simdgroup, lane);
 
-    const uint column = first_column + 16 * simdgroup + matrix_column(lane);
+    const uint column = first_column + 16 * simdgroup + tile_column(lane);
 #pragma unroll
     for (uint i = 0; i < ROWS / 8; i++) {
-        const uint row = 8 * i + matrix_row(lane);
+        const uint row = 8 * i + tile_row(lane);
         const ulong to = ulong(pairs[first + min(row, rows - 1)]) * HIDDEN;
 #pragma unroll
         for (uint j = 0; j < 4; j++) {

@@ -1,8 +1,9 @@
 // Matrices of 4- or 8-bit integers in groups of 64 along the input: w = scale * q + bias. Rows are packed in words of
-// 32 bits, the first value in the lowest; scales and biases are bf16, one of each for a group. `bits` is always
-// a constant of the pipeline.
+// 32 bits, the first value in the lowest; scales and biases are bf16, one of each for a group. `bits` is
+// a constant of the pipeline but where two matrices of different bits share a tile (qmm.h).
 #pragma once
-#include "shape.h"
+
+#define GROUP 64    // weights that share a scale and a bias
 
 // Words of so many values (a multiple of 8).
 inline size_t packed_words(size_t values, uint bits) { return values / (32 / bits); }

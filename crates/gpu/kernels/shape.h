@@ -7,7 +7,6 @@
 #define DELTA_DIM 128       // DeltaNet head, key and value
 #define CONV_TAPS 4
 #define PAGE_TOKENS 64      // KV page, and DeltaNet chunk
-#define GROUP 64            // quantisation group
 #define TOP_K_MAX 16
 #define EXPERTS_MAX 512
 

@@ -32,12 +32,11 @@ pub fn expert_qmm_up(
     };
     check_experts(gate, shape.experts, shape.expert_hidden, shape.hidden);
     check_experts(up, shape.experts, shape.expert_hidden, shape.hidden);
-    assert_eq!(gate.stacked.bits, up.stacked.bits, "gate and up differ");
     let pairs = grouped.pairs.cols;
     grouped.check(shape, pairs);
     assert_eq!(x.rows as usize * shape.top_k, pairs as usize, "pairs of {} rows", x.rows);
     assert_eq!((out.rows, out.cols, out.dtype), (pairs, gate.rows(), Dtype::Bf16), "output");
-    let dispatch = tiles(Dispatch::new(entry), x, &gate.stacked).shape(shape);
+    let dispatch = tiles(Dispatch::new(entry), x, &gate.stacked, up.stacked.bits).shape(shape);
     let dispatch = bind_experts(bind_experts(dispatch, gate, pairs), up, pairs);
     bind_groups(dispatch, grouped)
         .write(out)
@@ -71,7 +70,7 @@ pub fn expert_qmm_down(
     grouped.check(shape, pairs);
     assert_eq!(acts.rows, pairs, "input");
     assert_eq!((out.rows, out.cols, out.dtype), (pairs, down.rows(), Dtype::F32), "output");
-    let dispatch = tiles(Dispatch::new(entry), acts, &down.stacked).shape(shape);
+    let dispatch = tiles(Dispatch::new(entry), acts, &down.stacked, down.stacked.bits).shape(shape);
     bind_groups(bind_experts(dispatch, down, pairs), grouped)
         .write(out)
         .grid([down.rows().div_ceil(TILE_COLUMNS), grouped.blocks.rows, 1], [TILE_THREADS, 1, 1])

@@ -13,6 +13,7 @@ use bytemuck::NoUninit;
 pub(crate) mod constants {
     pub(crate) const BITS: u32 = 16;
     pub(crate) const IN_DIM: u32 = 17;
+    pub(crate) const OTHER_BITS: u32 = 18;
 }
 
 /// Output columns of a tile. Where two matrices share it, each has half of them.
@@ -94,7 +95,7 @@ pub fn qmm(x: Tensor, products: &[Product<'_>], add: bool, tile: RowTile) -> Dis
         rounded: [0; MAX_PRODUCTS],
         add: add.into(),
     };
-    let mut dispatch = tiles(Dispatch::new(entry), x, first);
+    let mut dispatch = tiles(Dispatch::new(entry), x, first, first.bits);
     let mut column_tiles = 0;
     for (index, Product { weight, out }) in products.iter().enumerate() {
         assert_eq!(
@@ -130,7 +131,7 @@ pub fn qmm(x: Tensor, products: &[Product<'_>], add: bool, tile: RowTile) -> Dis
         .grid([x.rows.div_ceil(tile.rows()), column_tiles, 1], [TILE_THREADS, 1, 1])
 }
 
-/// `out = silu(x gate^T) * (x up^T)`: `x` bf16 `[n, K]`, both matrices `[S, K]` of equal bits, `out` bf16 `[n, S]`.
+/// `out = silu(x gate^T) * (x up^T)`: `x` bf16 `[n, K]`, both matrices `[S, K]`, `out` bf16 `[n, S]`.
 /// Computes two of `calla_ops::linear::reference` and `calla_ops::swiglu::reference` in f32.
 ///
 /// # Panics
@@ -147,13 +148,9 @@ pub fn qmm_swiglu(
         RowTile::R32 => "qmm_swiglu_r32",
         RowTile::R64 => "qmm_swiglu_r64",
     };
-    assert_eq!(
-        (gate.rows, gate.cols, gate.bits),
-        (up.rows, up.cols, up.bits),
-        "gate and up differ"
-    );
+    assert_eq!((gate.rows, gate.cols), (up.rows, up.cols), "gate and up differ");
     assert_eq!((out.rows, out.cols, out.dtype), (x.rows, gate.rows, Dtype::Bf16), "output");
-    let dispatch = tiles(Dispatch::new(entry), x, gate);
+    let dispatch = tiles(Dispatch::new(entry), x, gate, up.bits);
     bind_matrix(bind_matrix(dispatch, gate), up)
         .write(out)
         .params(&QmmSwigluParams { rows: x.rows, columns: gate.rows })
@@ -164,12 +161,24 @@ pub fn qmm_swiglu(
         .flops(2 * flops(x.rows, gate))
 }
 
-/// Binds activations, bf16 as wide as the matrix, and sets the constants of tiles.
-pub(crate) fn tiles(dispatch: Dispatch, x: Tensor, weight: &GpuMatrix) -> Dispatch {
+/// Binds activations, bf16 as wide as the matrix, and sets the constants of tiles. `other_bits`: of the second matrix
+/// of a tile, or again of the first.
+pub(crate) fn tiles(
+    dispatch: Dispatch,
+    x: Tensor,
+    weight: &GpuMatrix,
+    other_bits: u32,
+) -> Dispatch {
     assert_eq!((x.cols, x.dtype), (weight.cols, Dtype::Bf16), "input");
-    assert!(weight.bits == 4 || weight.bits == 8, "{} bits", weight.bits);
+    for bits in [weight.bits, other_bits] {
+        assert!(bits == 4 || bits == 8, "{bits} bits");
+    }
     assert!(weight.cols > 0 && weight.cols.is_multiple_of(64), "rows of {} weights", weight.cols);
-    dispatch.constant(constants::BITS, weight.bits).constant(constants::IN_DIM, weight.cols).read(x)
+    dispatch
+        .constant(constants::BITS, weight.bits)
+        .constant(constants::IN_DIM, weight.cols)
+        .constant(constants::OTHER_BITS, other_bits)
+        .read(x)
 }
 
 fn bind_matrix(dispatch: Dispatch, weight: &GpuMatrix) -> Dispatch {
