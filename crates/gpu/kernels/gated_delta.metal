@@ -72,8 +72,8 @@ inline device const uint* head_row(
 }
 
 // q, k bf16 [rows, key heads * 128]; v bf16 [rows, value heads * 128]; beta, log_decay f32 [rows, value heads].
-// For each chunk and value head: minus_w and u0, float4 [row tile, group, element, lane] of four tiles; attention, bf16
-// pairs [lower tile, row, pair]; decays, f32 [2, 64], e^G and e^(G_last - G).
+// For each chunk and value head: minus_w and u0, float4 [row tile, group, element, lane] of four tiles; attention,
+// float2 [lower tile, lane] of a tile; decays, f32 [2, 64], e^G and e^(G_last - G).
 //
 // Grid [value heads, chunks] of 256 threads.
 kernel void gated_delta_chunks(
@@ -85,7 +85,7 @@ kernel void gated_delta_chunks(
     device const Chunk* chunks [[buffer(5)]],
     device float4* minus_w [[buffer(6)]],
     device float4* u0 [[buffer(7)]],
-    device uint* attention [[buffer(8)]],
+    device float2* attention [[buffer(8)]],
     device float* decays [[buffer(9)]],
     uint2 group_position [[threadgroup_position_in_grid]],
     uint thread_index [[thread_index_in_threadgroup]],
@@ -157,7 +157,7 @@ kernel void gated_delta_chunks(
                 const float first = qk[j].thread_elements()[0] * exact_exp(min(q_sum - sum0, 0.0f));
                 const float second = qk[j].thread_elements()[1] * exact_exp(min(q_sum - sum1, 0.0f));
                 const ulong tile = item * TRIANGLE + triangle_index(q_block, j);
-                attention[tile * 32 + r * 4 + c / 2] = bf16_pair(has0 ? first : 0.0f, has1 ? second : 0.0f);
+                attention[tile * 32 + lane] = float2(has0 ? first : 0.0f, has1 ? second : 0.0f);
             }
             if (j <= k_block) {
                 const bool has0 = j < k_block || c < r, has1 = j < k_block || c + 1 < r;
@@ -230,7 +230,7 @@ kernel void gated_delta_scan(
     device const Span* spans [[buffer(3)]],
     device const float4* minus_w [[buffer(4)]],
     device const float2* u0 [[buffer(5)]],
-    device const uint* attention [[buffer(6)]],
+    device const float2* attention [[buffer(6)]],
     device const float* decays [[buffer(7)]],
     device float* states [[buffer(8)]],
     device uint* out [[buffer(9)]],
@@ -238,13 +238,13 @@ kernel void gated_delta_scan(
     uint3 group_position [[threadgroup_position_in_grid]],
     uint simdgroup [[simdgroup_index_in_threadgroup]],
     uint lane [[thread_index_in_simdgroup]]) {
-    threadgroup float u_tiles[SCAN_SIMDGROUPS * BLOCKS * 2 * 64];
+    threadgroup float2 u_tiles[SCAN_SIMDGROUPS * BLOCKS * 2 * 32];
 
     const uint column_group = group_position.x, head = group_position.y, span = group_position.z;
     const uint key_head = key_head_of(head);
     const uint r = tile_row(lane), c = tile_column(lane);
     const uint span_end = spans[span].first_row + spans[span].rows;
-    threadgroup float2* u_lanes = reinterpret_cast<threadgroup float2*>(u_tiles) + simdgroup * BLOCKS * 2 * 32 + lane;
+    threadgroup float2* u_lanes = u_tiles + simdgroup * BLOCKS * 2 * 32 + lane;
 
     // The span's first chunk.
     uint chunk = 0;
@@ -312,18 +312,20 @@ kernel void gated_delta_scan(
                 set_tile(o[h], decay * o[h].thread_elements()[0], decay * o[h].thread_elements()[1]);
             }
             for (uint j = 0; j <= i; j++) {
-                const uint words = attention[(item * TRIANGLE + triangle_index(i, j)) * 32 + r * 4 + c / 2];
-                set_tile(left[0], first_bf16(words), second_bf16(words));
+                const float2 weights = attention[(item * TRIANGLE + triangle_index(i, j)) * 32 + lane];
+                set_tile(left[0], weights.x, weights.y);
                 for (uint h = 0; h < 2; h++) {
                     const float2 u = u_lanes[(2 * j + h) * 32];
                     set_tile(right, u.x, u.y);
                     simdgroup_multiply_accumulate(o[h], left[0], right, o[h]);
                 }
             }
+            const uint first = bf16_pair(o[0].thread_elements()[0], o[1].thread_elements()[0]);
+            const uint second = bf16_pair(o[0].thread_elements()[1], o[1].thread_elements()[1]);
             if (8 * i + r < rows) {
                 device uint* row = out + ((ulong(first_row) + 8 * i + r) * VALUE_HEADS + head) * (DELTA_DIM / 2) + column / 2;
-                row[0] = bf16_pair(o[0].thread_elements()[0], o[1].thread_elements()[0]);
-                row[2] = bf16_pair(o[0].thread_elements()[1], o[1].thread_elements()[1]);
+                row[0] = first;
+                row[2] = second;
             }
         }
 

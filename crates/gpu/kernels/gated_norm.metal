@@ -2,7 +2,7 @@
 #include <metal_stdlib>
 using namespace metal;
 #include "math.h"
-#include "shape.h"
+#include "family.h"
 
 struct GatedNormParams {
     uint heads;  // of all rows together

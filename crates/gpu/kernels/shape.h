@@ -1,14 +1,7 @@
-// The network's shape. Constants of the family are fixed; widths and counts are function constants, so that
-// each pipeline is compiled for one shape. `src/shape_constants.rs` sets them.
+// The network's shape: widths and counts are function constants, so that each pipeline is compiled for one shape. `src/shape_constants.rs` sets them.
 #pragma once
 
-#define HEAD_DIM 256        // attention head
-#define ROTARY_DIM 64       // of which so many are rotated
-#define DELTA_DIM 128       // DeltaNet head, key and value
-#define CONV_TAPS 4
-#define PAGE_TOKENS 64      // KV page, and DeltaNet chunk
-#define TOP_K_MAX 16
-#define EXPERTS_MAX 512
+#include "family.h"
 
 constant uint HIDDEN [[function_constant(0)]];         // residual stream
 constant uint HEADS [[function_constant(1)]];          // attention query heads

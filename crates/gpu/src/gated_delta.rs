@@ -30,7 +30,7 @@ const COLUMN_GROUPS: u32 = DIM / 32;
 /// and written to its `slot_out`; there are no checkpoints. What a row gives depends on the state before its chunk and on
 /// the chunk's rows up to it; chunks may have any cut into 1 to 64 rows, in order of rows.
 ///
-/// Two dispatches, the second after the first. Scratch: 68.5 KiB a chunk and value head.
+/// Two dispatches, the second after the first. Scratch: 73.5 KiB a chunk and value head.
 ///
 /// # Panics
 /// If a tensor has another shape or type.
@@ -53,7 +53,7 @@ pub fn gated_delta(
     let items = chunks * heads;
     let minus_w = scratch.tensor(items, CHUNK * DIM, Dtype::F32);
     let u0 = scratch.tensor(items, CHUNK * DIM, Dtype::F32);
-    let attention = scratch.tensor(items, TRIANGLE * 64, Dtype::Bf16);
+    let attention = scratch.tensor(items, TRIANGLE * 64, Dtype::F32);
     let decays = scratch.tensor(items, 2 * CHUNK, Dtype::F32);
 
     // Products of 8 x 8 tiles, a multiplication and an addition each, of a whole chunk and head.

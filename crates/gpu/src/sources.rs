@@ -25,6 +25,7 @@ pub const HEADERS: &[Source] = sources![
     "quantized.h",
     "route.h",
     "sampler.h",
+    "family.h",
     "shape.h",
     "tables.h",
     "tiles.h",

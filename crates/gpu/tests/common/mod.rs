@@ -1,6 +1,7 @@
 //! What the tests of kernels share: a host device, and values on their way to it and back.
 #![allow(dead_code, unreachable_pub, reason = "each test binary uses a part of it")]
 
+pub mod delta;
 pub mod paged;
 pub mod quantised;
 pub mod routed;

@@ -42,3 +42,17 @@ pub const QMM: f32 = 1.5e-5;
 /// Two of them and SiLU, before the rounding to bf16, relative to the value or 1: errors add, and a value of 5 rms multiplies
 /// one of the other.
 pub const QMM_SWIGLU: f32 = 3e-5;
+/// Terms of the recurrence: four products, an exponential, a norm over 128.
+pub const DELTA_TERMS: f32 = 1e-5;
+/// Log decays and write strengths, relative to each value: two exponentials and a logarithm.
+pub const DELTA_GATES: f32 = 3e-6;
+/// One decode step after another, in f32: the state is rounded at every token, and the reference's too.
+pub const DELTA_STEP: f32 = 2e-5;
+/// The recurrence in chunks, against f64 sums: f32 products over 128 keys and 64 rows, and the triangular inverse, whose
+/// terms may cancel.
+pub const DELTA_CHUNKS: f32 = 1e-4;
+/// The state after chunks: a factor e^G whose exponent, a sum over up to 64 rows of some hundred in all, is a few times
+/// 2^-24 of that off, on elements of up to 10 rms. Measured: 1.9e-4.
+pub const DELTA_STATE: f32 = 5e-4;
+/// Gated norm: a sum of squares and two exponentials.
+pub const GATED_NORM: f32 = 1e-5;
