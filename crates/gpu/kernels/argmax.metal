@@ -2,15 +2,7 @@
 // over nothing.
 #include <metal_stdlib>
 using namespace metal;
-
-#define SIMDGROUPS 8
-#define BLOCK 4096
-
-struct ArgmaxParams {
-    uint width;   // of a row in memory
-    uint count;   // values of a row that count
-    uint blocks;  // of a row
-};
+#include "logits.h"
 
 struct Best {
     float value;
@@ -43,7 +35,7 @@ kernel void argmax_blocks(
     device const float* logits [[buffer(0)]],
     device float* values [[buffer(1)]],
     device uint* indices [[buffer(2)]],
-    constant ArgmaxParams& p [[buffer(3)]],
+    constant LogitsParams& p [[buffer(3)]],
     uint2 group [[threadgroup_position_in_grid]],
     uint thread_index [[thread_index_in_threadgroup]],
     uint simdgroup [[simdgroup_index_in_threadgroup]],
@@ -69,7 +61,7 @@ kernel void argmax_merge(
     device const float* values [[buffer(0)]],
     device const uint* indices [[buffer(1)]],
     device uint* out [[buffer(2)]],
-    constant ArgmaxParams& p [[buffer(3)]],
+    constant LogitsParams& p [[buffer(3)]],
     uint row [[threadgroup_position_in_grid]],
     uint thread_index [[thread_index_in_threadgroup]],
     uint simdgroup [[simdgroup_index_in_threadgroup]],

@@ -11,8 +11,7 @@
 // is loaded once.
 #include <metal_stdlib>
 using namespace metal;
-#include "math.h"
-#include "pages.h"
+#include "attention.h"
 #include "shape.h"
 #include "tables.h"
 
@@ -20,8 +19,6 @@ using namespace metal;
 #define TILE 128                 // positions
 #define BLOCKS_MAX 128           // of a row
 #define GROUP_MAX 8              // query heads of a threadgroup
-#define SCORE_SCALE 0.0625f      // 1 / sqrt(HEAD_DIM)
-#define LOWEST -3.0e38f          // below all scores; an infinity does not survive fast maths
 #define COLUMNS 128              // of a threadgroup of `attention_combine`
 
 struct DecodeParams { uint blocks; };  // of the grid

@@ -10,8 +10,7 @@
 #include <metal_stdlib>
 #include <metal_simdgroup_matrix>
 using namespace metal;
-#include "math.h"
-#include "pages.h"
+#include "attention.h"
 #include "shape.h"
 #include "tables.h"
 #include "tiles.h"
@@ -19,8 +18,6 @@ using namespace metal;
 #define QUERIES 32             // of a threadgroup
 #define QUERY_TILES (QUERIES / 8)
 #define DIM_GROUPS (HEAD_DIM / 32)
-#define SCORE_SCALE 0.0625f    // 1 / sqrt(HEAD_DIM)
-#define LOWEST -3.0e38f        // below all scores; an infinity does not survive fast maths
 // Scores of a query, as quadruples: 16, and one that shifts the next query's to other banks.
 #define SCORE_QUADS 17
 

@@ -14,12 +14,8 @@ constant uint OTHER_BITS [[function_constant(18)]];  // of up, or of the shared 
 #define UP_SIMDGROUPS 4
 #define UP_COLUMNS 4    // outputs of a simdgroup
 #define TILE 2048       // values of x in threadgroup memory at a time
-#define SPAN 512        // values that a simdgroup takes at once: 16 a lane
 
 struct UpParams { float eps; };
-
-// Whether value `k` is one of `width`: no question, and no branch, where spans fill the width.
-inline bool within(uint k, uint width) { return width % SPAN == 0 || k < width; }
 
 // Brings x[start ..] * norm, as far as it fits, to threadgroup memory, and gives the thread's part of the sum of
 // squares of x. Value `16 lane + 4 j + c` of a span lies at `[j][lane][c]`: lanes will read neighbouring words.
@@ -70,10 +66,10 @@ kernel void expert_qmv_up(
     const uint column = (group.x * UP_SIMDGROUPS + simdgroup) * UP_COLUMNS;
     // Values of the matrix in front of the simdgroup's first row.
     const size_t first = (size_t(choice.expert) * EXPERT_HIDDEN + column) * HIDDEN;
-    gate += words_of(first, BITS);
+    gate += packed_words(first, BITS);
     gate_scales += first / GROUP;
     gate_biases += first / GROUP;
-    up += words_of(first, OTHER_BITS);
+    up += packed_words(first, OTHER_BITS);
     up_scales += first / GROUP;
     up_biases += first / GROUP;
 
@@ -143,7 +139,7 @@ kernel void expert_qmv_down(
     threadgroup float partial[(TOP_K_MAX + 1) * DOWN_COLUMNS];
     const uint row = group.y, column = group.x * DOWN_COLUMNS;
     const size_t shared_first = size_t(column + simdgroup) * SHARED_HIDDEN;
-    shared_down += words_of(shared_first, OTHER_BITS);
+    shared_down += packed_words(shared_first, OTHER_BITS);
     shared_scales += shared_first / GROUP;
     shared_biases += shared_first / GROUP;
     float shared_sum = 0.0f;
@@ -160,7 +156,7 @@ kernel void expert_qmv_down(
     for (uint rank = simdgroup; rank < TOP_K; rank += DOWN_SIMDGROUPS) {
         const size_t pair = size_t(row) * TOP_K + rank;
         const size_t first = (size_t(experts[pair]) * HIDDEN + column) * EXPERT_HIDDEN;
-        device const uint* words = down + words_of(first, BITS);
+        device const uint* words = down + packed_words(first, BITS);
         device const bfloat* scales = down_scales + first / GROUP;
         device const bfloat* biases = down_biases + first / GROUP;
         float sums[DOWN_COLUMNS];

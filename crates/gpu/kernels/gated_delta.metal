@@ -12,10 +12,9 @@
 // Rows that a chunk lacks have beta 0 and log decay 0, and so W = U0 = U = 0; their q, k and v are those of its last row.
 // No entry of a row has a term of a later one but zero, so a row's result does not depend on the rows behind it.
 //
-// Layout. A tile is a simdgroup_float8x8, of which a lane has elements (r, c) and (r, c + 1). Where 128 keys or columns
-// are divided into tiles, tile s of group g has indices 32 g + 4 i + s, i = 0 ..= 7: as order does not matter in a
-// product, four tiles are then loaded as whole 16-byte words. Scratch is in the order of the lanes: no address of it
-// depends on the layout within a tile, and both kernels read and write it as the hardware likes best.
+// Layout. 128 keys or columns are divided into groups of four tiles, as tiles.h says: tile s of group g has indices
+// 32 g + 4 i + s. Scratch is in the order of the lanes: no address of it depends on the layout within a tile, and both
+// kernels read and write it as the hardware likes best.
 #include <metal_stdlib>
 #include <metal_simdgroup_matrix>
 using namespace metal;
@@ -23,6 +22,7 @@ using namespace metal;
 #include "math.h"
 #include "shape.h"
 #include "tables.h"
+#include "tiles.h"
 
 #define CHUNK PAGE_TOKENS
 #define BLOCKS (CHUNK / 8)                 // tiles along a chunk's rows
@@ -32,36 +32,18 @@ using namespace metal;
 // A log decay below this leaves 1e-13 of the state, which nothing shows; it keeps sums small, so that they stay exact.
 #define LOG_DECAY_MIN -30.0f
 
-inline uint tile_row(uint lane) { return ((lane >> 4) << 2) + ((lane >> 1) & 3); }
-inline uint tile_column(uint lane) { return ((lane >> 3) & 1) * 4 + (lane & 1) * 2; }
 inline uint triangle_index(uint i, uint j) { return i * (i + 1) / 2 + j; }
-
-inline simdgroup_float8x8 zero_tile() { return make_filled_simdgroup_matrix<float, 8, 8>(0.0f); }
-
-inline void set_tile(thread simdgroup_float8x8& tile, float first, float second) {
-    tile.thread_elements()[0] = first;
-    tile.thread_elements()[1] = second;
-}
 
 // Four tiles of a group, [row, index], from the lane's 8 consecutive values of its row: rows of the left matrix.
 inline void load_rows(thread simdgroup_float8x8* tiles, device const uint* row, uint group, uint column) {
-    device const uint4* at = reinterpret_cast<device const uint4*>(row + group * 16 + column * 2);
-    const uint4 words = at[0];
-    set_tile(tiles[0], first_bf16(words.x), first_bf16(words.z));
-    set_tile(tiles[1], second_bf16(words.x), second_bf16(words.z));
-    set_tile(tiles[2], first_bf16(words.y), first_bf16(words.w));
-    set_tile(tiles[3], second_bf16(words.y), second_bf16(words.w));
+    set_rows(tiles, *reinterpret_cast<device const uint4*>(row + group * 16 + column * 2));
 }
 
 // Four tiles of a group, [index, row], from four values of each of the lane's two rows: the transpose of `load_rows`.
 inline void load_transposed(
     thread simdgroup_float8x8* tiles, device const uint* row0, device const uint* row1, uint group, uint index) {
-    const uint2 words0 = reinterpret_cast<device const uint2*>(row0)[group * 8 + index];
-    const uint2 words1 = reinterpret_cast<device const uint2*>(row1)[group * 8 + index];
-    set_tile(tiles[0], first_bf16(words0.x), first_bf16(words1.x));
-    set_tile(tiles[1], second_bf16(words0.x), second_bf16(words1.x));
-    set_tile(tiles[2], first_bf16(words0.y), first_bf16(words1.y));
-    set_tile(tiles[3], second_bf16(words0.y), second_bf16(words1.y));
+    set_transposed(tiles, reinterpret_cast<device const uint2*>(row0)[group * 8 + index],
+                   reinterpret_cast<device const uint2*>(row1)[group * 8 + index]);
 }
 
 // Words of row `index` of a chunk, from `values` [rows, heads * 128] in bf16; beyond the chunk, of its last row.
@@ -194,9 +176,7 @@ kernel void gated_delta_chunks(
             const float scale = betas[8 * i + r] * (is_key ? -exact_exp(sums[8 * i + r]) : 1.0f);
             simdgroup_float8x8 right[4], left;
             load_rows(right, row, g, c);
-            for (uint s = 0; s < 4; s++) {
-                set_tile(right[s], scale * right[s].thread_elements()[0], scale * right[s].thread_elements()[1]);
-            }
+            for (uint s = 0; s < 4; s++) scale_tile(right[s], scale);
             for (uint m = 0; m < i; m++) {
                 simdgroup_load(left, lower + triangle_index(i, m) * 64, 8);
                 for (uint s = 0; s < 4; s++) simdgroup_multiply_accumulate(right[s], left, x[m][s], right[s]);
@@ -308,9 +288,7 @@ kernel void gated_delta_scan(
                 }
             }
             const float decay = chunk_decays[8 * i + r];
-            for (uint h = 0; h < 2; h++) {
-                set_tile(o[h], decay * o[h].thread_elements()[0], decay * o[h].thread_elements()[1]);
-            }
+            for (uint h = 0; h < 2; h++) scale_tile(o[h], decay);
             for (uint j = 0; j <= i; j++) {
                 const float2 weights = attention[(item * TRIANGLE + triangle_index(i, j)) * 32 + lane];
                 set_tile(left[0], weights.x, weights.y);
@@ -332,9 +310,7 @@ kernel void gated_delta_scan(
         // S' = e^(G_last) S + K^T (e^(G_last - G) U)
         const float decay = chunk_decays[CHUNK - 1];
         for (uint t = 0; t < KEY_GROUPS * 4; t++) {
-            for (uint h = 0; h < 2; h++) {
-                set_tile(state[t][h], decay * state[t][h].thread_elements()[0], decay * state[t][h].thread_elements()[1]);
-            }
+            for (uint h = 0; h < 2; h++) scale_tile(state[t][h], decay);
         }
         for (uint i = 0; i < blocks; i++) {
             const float rest = chunk_decays[CHUNK + 8 * i + r];

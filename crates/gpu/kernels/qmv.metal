@@ -21,8 +21,6 @@ constant uint NORM [[function_constant(19)]];        // one of those below
 
 #define SIMDGROUPS 4
 #define OUTPUTS 4        // of a simdgroup
-#define SPAN 512         // values that a simdgroup takes at once: 16 a lane
-#define SPAN_QUADS 128
 
 struct QmvParams {
     uint rows;           // of the input, or selected
@@ -52,6 +50,20 @@ struct Input {
     float eps;
 };
 
+inline Input input_of(device const float* x, device const uint* selection, device const float* scale,
+                      device const float* z, uint first_row, uint rows, uint selected, float eps) {
+    Input in;
+    in.x = x;
+    in.selection = selection;
+    in.scale = scale;
+    in.z = z;
+    in.first_row = first_row;
+    in.rows = rows;
+    in.selected = selected;
+    in.eps = eps;
+    return in;
+}
+
 // Rows of a matrix from the first of a simdgroup's outputs.
 struct Matrix {
     device const uint* packed;
@@ -80,11 +92,9 @@ inline Matrix matrix_at(device const uint* packed, device const bfloat* scales, 
 
 inline void load_output(thread const Matrix& matrix, uint output, uint slot, uint k, uint bits, thread Piece& piece) {
     const uint row = min(output, matrix.last);
-    // Beyond the width all is 0. Where spans fill it, this is no question and no branch.
-    const bool within = IN_DIM % SPAN == 0 || k < IN_DIM;
     piece.packed[slot] = uint4(0u);
     piece.scale[slot] = piece.bias[slot] = 0.0f;
-    if (within) {
+    if (within(k, IN_DIM)) {  // beyond the width all is 0
         piece.packed[slot] = load_packed16(matrix.packed + row * (IN_DIM / 32 * bits), k, bits);
         piece.scale[slot] = float(matrix.scales[row * (IN_DIM / GROUP) + k / GROUP]);
         piece.bias[slot] = float(matrix.biases[row * (IN_DIM / GROUP) + k / GROUP]);
@@ -109,23 +119,23 @@ template <uint ROWS, uint TILE>
 inline void stage(thread const Input& in, uint start, uint span, threadgroup float4* tile, thread float* squares,
                   uint thread_index) {
     const uint k = start + span + thread_index * 4;
-    const bool within = IN_DIM % SPAN == 0 || k < IN_DIM;
+    const bool is_within = within(k, IN_DIM);
     const uint to = span / 4 + (thread_index & 3) * 32 + thread_index / 4;
     for (uint n = 0; n < ROWS; n++) {
         const uint row = min(in.first_row + n, in.rows - 1);
         const size_t at = size_t(in.selected != 0 ? in.selection[row] : row) * IN_DIM + k;
         float4 value = float4(0.0f);
-        if (within) value = *reinterpret_cast<device const float4*>(in.x + at);
+        if (is_within) value = *reinterpret_cast<device const float4*>(in.x + at);
         if (NORM == NORM_RMS) {
             squares[n] += dot(value, value);
-            if (within) value = value * *reinterpret_cast<device const float4*>(in.scale + k);
+            if (is_within) value = value * *reinterpret_cast<device const float4*>(in.scale + k);
         }
         if (NORM == NORM_GATED) {
             // A simdgroup has the 128 values of a head.
             const float mean = simd_sum(dot(value, value)) / float(DELTA_DIM);
             const float4 scale = *reinterpret_cast<device const float4*>(in.scale + k % DELTA_DIM);
             value = value * precise::rsqrt(mean + in.eps) * scale;
-            if (within) {
+            if (is_within) {
                 const float4 z = *reinterpret_cast<device const float4*>(in.z + at);
                 value = value * float4(silu(z.x), silu(z.y), silu(z.z), silu(z.w));
             }
@@ -254,15 +264,7 @@ kernel void qmv(
     const uint columns = p.columns[s];
     const uint column = ((group.x - p.first_tile[s]) * SIMDGROUPS + simdgroup) * OUTPUTS;
 
-    Input in;
-    in.x = x;
-    in.selection = selection;
-    in.scale = scale;
-    in.z = z;
-    in.first_row = group.y * ROWS;
-    in.rows = p.rows;
-    in.selected = p.selected;
-    in.eps = p.eps;
+    const Input in = input_of(x, selection, scale, z, group.y * ROWS, p.rows, p.selected, p.eps);
     const Matrix matrix = matrix_at(packed, scales, biases, column, columns, BITS);
     const float own = multiply<ROWS, TILE, false>(in, matrix, matrix, tile, partial, thread_index, simdgroup, lane);
 
@@ -300,15 +302,7 @@ kernel void qmv_swiglu(
     threadgroup float partial[ROWS * SIMDGROUPS];
     const uint column = (group.x * SIMDGROUPS + simdgroup) * (OUTPUTS / 2);
 
-    Input in;
-    in.x = x;
-    in.selection = selection;
-    in.scale = scale;
-    in.z = z;
-    in.first_row = group.y * ROWS;
-    in.rows = p.rows;
-    in.selected = p.selected;
-    in.eps = p.eps;
+    const Input in = input_of(x, selection, scale, z, group.y * ROWS, p.rows, p.selected, p.eps);
     const Matrix a = matrix_at(gate, gate_scales, gate_biases, column, p.columns, BITS);
     const Matrix b = matrix_at(up, up_scales, up_biases, column, p.columns, OTHER_BITS);
     const float own = multiply<ROWS, TILE, true>(in, a, b, tile, partial, thread_index, simdgroup, lane);

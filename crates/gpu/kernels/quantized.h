@@ -18,6 +18,12 @@ inline uint4 load_packed16(device const uint* row, uint k, uint bits) {
     return *reinterpret_cast<device const uint4*>(row + k / 4);
 }
 
+// Values of a row that a simdgroup takes at once, 16 a lane.
+#define SPAN 512
+
+// Whether value `k` is one of `width`: no question, and no branch, where spans fill the width.
+inline bool within(uint k, uint width) { return width % SPAN == 0 || k < width; }
+
 // The integer of `field`, some bits of a word that lie `shift` above the lowest, as a float: it becomes the end of
 // the mantissa of 2^(23 - shift), which is taken off again. Two cheap operations, where a conversion runs at a quarter
 // of the rate on many GPUs.

@@ -5,9 +5,6 @@ using namespace metal;
 #include "math.h"
 #include "sampler.h"
 
-#define CANDIDATES 64
-#define NO_TOKEN 0xffffffffu
-
 inline ulong mix(ulong z) {
     z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9ul;
     z = (z ^ (z >> 27)) * 0x94d049bb133111ebul;

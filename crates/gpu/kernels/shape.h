@@ -1,4 +1,5 @@
-// The network's shape: widths and counts are function constants, so that each pipeline is compiled for one shape. `src/shape_constants.rs` sets them.
+// The network's shape: widths and counts are function constants, so that each pipeline is compiled for one shape.
+// `src/shape_constants.rs` sets them.
 #pragma once
 
 #include "family.h"
@@ -12,6 +13,5 @@ constant uint EXPERTS [[function_constant(5)]];
 constant uint TOP_K [[function_constant(6)]];
 constant uint EXPERT_HIDDEN [[function_constant(7)]];
 constant uint SHARED_HIDDEN [[function_constant(8)]];
-constant uint VOCAB [[function_constant(9)]];
 
 // Indices from 16 on belong to the file that declares them (bits, input width, variants).

@@ -2,29 +2,17 @@
 // not finite has none.
 #include <metal_stdlib>
 using namespace metal;
+#include "logits.h"
+#include "order.h"
+#include "sampler.h"
 
-#define SIMDGROUPS 8
-#define THREADS 256
-#define OWN 16           // values of a thread
-#define BLOCK 4096       // values of a threadgroup: THREADS * OWN
-#define CANDIDATES 64
-#define NO_TOKEN 0xffffffffu
-
-struct TopParams {
-    uint width;   // of a row in memory
-    uint count;   // values of a row that count
-    uint blocks;  // of a row
-};
+#define THREADS (32 * SIMDGROUPS)
+#define OWN (BLOCK / THREADS)  // values of a thread
 
 // An integer in the order of values, above 0: 0 is left for what is no value. Both zeros are equal.
 inline uint order_of(float value) {
     const uint bits = as_type<uint>(value);
-    if (bits == 0x80000000u) return 0x80000000u;
-    return (bits >> 31) != 0 ? ~bits : bits | 0x80000000u;
-}
-
-inline float value_of(uint key) {
-    return as_type<float>((key >> 31) != 0 ? key & 0x7fffffffu : ~key);
+    return order_key(bits == 0x80000000u ? 0u : bits);
 }
 
 // How many of all threads' values satisfy something, of which this thread has `own`. Calls must take turns with two
@@ -93,7 +81,7 @@ kernel void top_candidates_blocks(
     device uint* keys_out [[buffer(1)]],
     device uint* tokens_out [[buffer(2)]],
     device uint* bad_out [[buffer(3)]],
-    constant TopParams& p [[buffer(4)]],
+    constant LogitsParams& p [[buffer(4)]],
     uint2 group [[threadgroup_position_in_grid]],
     uint thread_index [[thread_index_in_threadgroup]],
     uint simdgroup [[simdgroup_index_in_threadgroup]],
@@ -131,7 +119,7 @@ kernel void top_candidates_merge(
     device const uint* bad [[buffer(2)]],
     device float* logits [[buffer(3)]],
     device uint* tokens [[buffer(4)]],
-    constant TopParams& p [[buffer(5)]],
+    constant LogitsParams& p [[buffer(5)]],
     uint row [[threadgroup_position_in_grid]],
     uint thread_index [[thread_index_in_threadgroup]],
     uint simdgroup [[simdgroup_index_in_threadgroup]],
@@ -167,7 +155,7 @@ kernel void top_candidates_merge(
             rank += chosen_keys[i] > key || (chosen_keys[i] == key && i < thread_index) ? 1u : 0u;
         }
         const bool is_none = is_bad || key == 0;
-        logits[row * CANDIDATES + rank] = is_none ? 0.0f : value_of(key);
+        logits[row * CANDIDATES + rank] = is_none ? 0.0f : key_value(key);
         tokens[row * CANDIDATES + rank] = is_none ? NO_TOKEN : chosen_tokens[thread_index];
     }
 }

@@ -1,4 +1,4 @@
-//! The network's shape as function constants: indices 0 to 9, as `kernels/shape.h` names them.
+//! The network's shape as function constants: indices 0 to 8, as `kernels/shape.h` names them.
 
 use crate::dispatch::Dispatch;
 use calla_model::Shape;
@@ -17,7 +17,6 @@ impl Dispatch {
             shape.top_k,
             shape.expert_hidden,
             shape.shared_hidden,
-            shape.vocab_size,
         ];
         let set = |dispatch: Self, (index, value): (u32, usize)| {
             // A shape's widths are far below 2^32: `Config` bounds them.

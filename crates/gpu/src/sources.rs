@@ -17,15 +17,18 @@ macro_rules! sources {
 
 /// Headers that kernels include.
 pub const HEADERS: &[Source] = sources![
+    "attention.h",
     "delta.h",
     "dot16.h",
+    "family.h",
+    "logits.h",
     "math.h",
+    "order.h",
     "pages.h",
     "qmm.h",
     "quantized.h",
     "route.h",
     "sampler.h",
-    "family.h",
     "shape.h",
     "tables.h",
     "tiles.h",
