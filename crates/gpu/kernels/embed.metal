@@ -2,7 +2,6 @@
 #include <metal_stdlib>
 using namespace metal;
 #include "quantized.h"
-#include "shape.h"
 
 constant uint BITS [[function_constant(16)]];
 constant uint IN_DIM [[function_constant(17)]];  // width of the table

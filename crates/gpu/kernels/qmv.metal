@@ -8,7 +8,7 @@
 using namespace metal;
 #include "math.h"
 #include "quantized.h"
-#include "shape.h"
+#include "family.h"
 
 constant uint BITS [[function_constant(16)]];        // of the matrices, or of gate
 constant uint IN_DIM [[function_constant(17)]];      // input width, a multiple of 64

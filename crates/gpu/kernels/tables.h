@@ -18,5 +18,4 @@ struct Chunk {
     uint first_row;    // in the batch
     uint rows;         // 1 ..= 64
     uint span;
-    uint first;        // 1 if it is the span's first
 };

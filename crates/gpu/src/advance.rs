@@ -41,8 +41,8 @@ pub fn advance(chosen: Tensor, tables: &Tables, samplers: Option<Tensor>, kept: 
     for column in [chosen, tables.tokens, tables.positions] {
         is(column, 1);
     }
-    is(tables.spans, size_of::<SpanEntry>() as u32 / 4);
-    assert_eq!((kept.tokens.cols, kept.tokens.dtype), (rows, Dtype::U32), "kept tokens");
+    is(tables.spans, SpanEntry::WORDS);
+    kept.tokens.check_width("kept tokens", rows, Dtype::U32);
     assert_eq!((kept.step.range.len, kept.step.dtype), (4, Dtype::U32), "step");
     let dispatch = Dispatch::new("advance")
         .read(chosen)
@@ -54,7 +54,7 @@ pub fn advance(chosen: Tensor, tables: &Tables, samplers: Option<Tensor>, kept: 
             is(samplers, Sampler::WORDS);
             dispatch.read_write(samplers)
         }
-        None => dispatch.read_write_part(crate::Range { len: 0, ..kept.step.range }, 0, 0),
+        None => dispatch.read_write_part(kept.step.range.nothing(), 0, 0),
     };
     let params = Params { rows, steps: kept.tokens.rows, sampled: samplers.is_some().into() };
     dispatch

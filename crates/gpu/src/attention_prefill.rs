@@ -3,7 +3,7 @@
 use crate::dispatch::Dispatch;
 use crate::qk_prep::Widths;
 use crate::state::KvPool;
-use crate::tables::Tables;
+use crate::tables::{ChunkEntry, Tables};
 use crate::tensor::{Dtype, Tensor};
 use calla_model::Shape;
 use calla_model::shape::PAGE_TOKENS;
@@ -39,7 +39,7 @@ pub fn attention_prefill(
     widths.check_queries(q, q_gate, out, Dtype::Bf16);
     widths.check_pool(pool);
     widths.check_tables(tables, q.rows);
-    assert_eq!((tables.chunks.cols, tables.chunks.dtype), (4, Dtype::U32), "chunks");
+    tables.chunks.check_width("chunks", ChunkEntry::WORDS, Dtype::U32);
     assert!(widths.group() <= QUERIES, "{} heads share keys, at most {QUERIES}", widths.group());
 
     let tile_rows = QUERIES / widths.group();

@@ -2,6 +2,7 @@
 
 use crate::dispatch::Dispatch;
 use crate::routing::Routing;
+use crate::shape_constants::width;
 use crate::tensor::{Dtype, Tensor};
 use calla_model::Shape;
 
@@ -27,11 +28,11 @@ pub fn combine(
     let rows = x.rows;
     routing.check(shape, rows);
     assert!(shape.hidden.is_multiple_of(64), "hidden width {}", shape.hidden);
-    let dimensions = |t: Tensor| (t.rows, t.cols as usize, t.dtype);
-    assert_eq!(dimensions(x), (rows, shape.hidden, Dtype::F32), "x");
-    assert_eq!(dimensions(routed), (routing.pairs(), shape.hidden, Dtype::F32), "routed");
-    assert_eq!(dimensions(shared), (rows, shape.hidden, Dtype::F32), "shared");
-    assert_eq!(dimensions(shared_gate), (rows, 1, Dtype::F32), "shared_gate");
+    let hidden = width(shape.hidden);
+    x.check("x", rows, hidden, Dtype::F32);
+    routed.check("routed", routing.pairs(), hidden, Dtype::F32);
+    shared.check("shared", rows, hidden, Dtype::F32);
+    shared_gate.check("shared_gate", rows, 1, Dtype::F32);
     Dispatch::new("combine")
         .shape(shape)
         .read_write(x)

@@ -82,13 +82,10 @@ pub fn delta_prep(
 impl Widths {
     /// What `delta_prep` gives and `gated_delta` takes.
     pub(crate) fn check_terms(&self, terms: &DeltaTerms<Tensor>, rows: u32) {
-        let is = |tensor: Tensor, cols, dtype, name: &str| {
-            assert_eq!((tensor.rows, tensor.cols, tensor.dtype), (rows, cols, dtype), "{name}");
-        };
-        is(terms.q, self.keys, Dtype::Bf16, "q");
-        is(terms.k, self.keys, Dtype::Bf16, "k");
-        is(terms.v, self.values, Dtype::Bf16, "v");
-        is(terms.beta, self.value_heads, Dtype::F32, "beta");
-        is(terms.log_decay, self.value_heads, Dtype::F32, "log_decay");
+        terms.q.check("q", rows, self.keys, Dtype::Bf16);
+        terms.k.check("k", rows, self.keys, Dtype::Bf16);
+        terms.v.check("v", rows, self.values, Dtype::Bf16);
+        terms.beta.check("beta", rows, self.value_heads, Dtype::F32);
+        terms.log_decay.check("log_decay", rows, self.value_heads, Dtype::F32);
     }
 }

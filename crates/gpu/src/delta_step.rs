@@ -1,6 +1,7 @@
 //! One decode step of Gated DeltaNet: `kernels/delta_step.metal`.
 
 use crate::dispatch::Dispatch;
+use crate::shape_constants::width;
 use crate::state::DeltaSlots;
 use crate::tables::Tables;
 use crate::tensor::{Dtype, Tensor};
@@ -39,7 +40,7 @@ pub fn delta_step(
     let rows = qkv.rows;
     let widths = Widths::of(shape);
     widths.check_inputs(qkv, b, a, weights, slots);
-    assert_eq!((out.rows, out.cols, out.dtype), (rows, widths.values, Dtype::F32), "out");
+    out.check("out", rows, widths.values, Dtype::F32);
     assert!(tables.spans.rows <= rows, "{} spans of {rows} rows", tables.spans.rows);
 
     let (spans, rows) = (u64::from(tables.spans.rows), u64::from(rows));
@@ -79,7 +80,6 @@ pub(crate) struct Widths {
 
 impl Widths {
     pub(crate) fn of(shape: &Shape) -> Self {
-        let width = |width: usize| u32::try_from(width).expect("a width of a checked shape");
         Self {
             channels: width(shape.conv_dim()),
             keys: width(shape.delta_key_dim()),
@@ -97,24 +97,20 @@ impl Widths {
         weights: &DeltaNet<GpuParts>,
         slots: &DeltaSlots,
     ) {
-        assert_eq!((qkv.cols, qkv.dtype), (self.channels, Dtype::Bf16), "qkv");
+        qkv.check_width("qkv", self.channels, Dtype::Bf16);
         for gate in [b, a] {
-            let found = (gate.rows, gate.cols, gate.dtype);
-            assert_eq!(found, (qkv.rows, self.value_heads, Dtype::F32), "b, a");
+            gate.check("b, a", qkv.rows, self.value_heads, Dtype::F32);
         }
-        let vector = |vector: Tensor| (vector.cols, vector.dtype);
-        assert_eq!(vector(weights.conv1d), (self.channels * 4, Dtype::F32), "conv1d");
-        assert_eq!(vector(weights.a_log), (self.value_heads, Dtype::F32), "a_log");
-        assert_eq!(vector(weights.dt_bias), (self.value_heads, Dtype::F32), "dt_bias");
+        weights.conv1d.check_width("conv1d", self.channels * 4, Dtype::F32);
+        weights.a_log.check_width("a_log", self.value_heads, Dtype::F32);
+        weights.dt_bias.check_width("dt_bias", self.value_heads, Dtype::F32);
         self.check_states(slots);
-        let windows = slots.windows;
-        assert_eq!((windows.cols, windows.dtype), (3 * self.channels, Dtype::Bf16), "windows");
+        slots.windows.check_width("windows", 3 * self.channels, Dtype::Bf16);
     }
 
     /// The states of a layer.
     pub(crate) fn check_states(&self, slots: &DeltaSlots) {
-        let states = slots.states;
         let len = self.values * DELTA_HEAD_DIM as u32;
-        assert_eq!((states.cols, states.dtype), (len, Dtype::F32), "states");
+        slots.states.check_width("states", len, Dtype::F32);
     }
 }

@@ -30,14 +30,17 @@ pub fn expert_qmm_up(
         RowTile::R32 => "expert_qmm_up_r32",
         RowTile::R64 => "expert_qmm_up_r64",
     };
-    check_experts(gate, shape.experts, shape.expert_hidden, shape.hidden);
-    check_experts(up, shape.experts, shape.expert_hidden, shape.hidden);
+    for experts in [gate, up] {
+        experts.check(shape.experts, shape.expert_hidden, shape.hidden);
+    }
     let pairs = grouped.pairs.cols;
     grouped.check(shape, pairs);
     assert_eq!(x.rows as usize * shape.top_k, pairs as usize, "pairs of {} rows", x.rows);
-    assert_eq!((out.rows, out.cols, out.dtype), (pairs, gate.rows(), Dtype::Bf16), "output");
-    let dispatch = tiles(Dispatch::new(entry), x, &gate.stacked, up.stacked.bits).shape(shape);
-    let dispatch = bind_experts(bind_experts(dispatch, gate, pairs), up, pairs);
+    out.check("output", pairs, gate.rows(), Dtype::Bf16);
+    let dispatch = tiles(Dispatch::new(entry), x, &gate.stacked, up.stacked.bits)
+        .shape(shape)
+        .read_experts(gate, touched(gate, pairs))
+        .read_experts(up, touched(up, pairs));
     bind_groups(dispatch, grouped)
         .write(out)
         .grid(
@@ -65,32 +68,23 @@ pub fn expert_qmm_down(
         RowTile::R32 => "expert_qmm_down_r32",
         RowTile::R64 => "expert_qmm_down_r64",
     };
-    check_experts(down, shape.experts, shape.hidden, shape.expert_hidden);
+    down.check(shape.experts, shape.hidden, shape.expert_hidden);
     let pairs = grouped.pairs.cols;
     grouped.check(shape, pairs);
     assert_eq!(acts.rows, pairs, "input");
-    assert_eq!((out.rows, out.cols, out.dtype), (pairs, down.rows(), Dtype::F32), "output");
-    let dispatch = tiles(Dispatch::new(entry), acts, &down.stacked, down.stacked.bits).shape(shape);
-    bind_groups(bind_experts(dispatch, down, pairs), grouped)
+    out.check("output", pairs, down.rows(), Dtype::F32);
+    let dispatch = tiles(Dispatch::new(entry), acts, &down.stacked, down.stacked.bits)
+        .shape(shape)
+        .read_experts(down, touched(down, pairs));
+    bind_groups(dispatch, grouped)
         .write(out)
         .grid([down.rows().div_ceil(TILE_COLUMNS), grouped.blocks.rows, 1], [TILE_THREADS, 1, 1])
         .flops(flops(down, pairs))
 }
 
-fn check_experts(experts: &GpuExperts, count: usize, rows: usize, cols: usize) {
-    let found = [experts.count, experts.rows(), experts.stacked.cols].map(|value| value as usize);
-    assert_eq!(found, [count, rows, cols], "[experts, out, in]");
-}
-
-/// Binds matrices of all experts, of which those that a pair chose are read, each at most once.
-fn bind_experts(dispatch: Dispatch, experts: &GpuExperts, pairs: u32) -> Dispatch {
-    let touched = u64::from(experts.count.min(pairs));
-    let stacked = experts.stacked;
-    [stacked.packed, stacked.scales, stacked.biases]
-        .into_iter()
-        .fold(dispatch, |dispatch, range| {
-            dispatch.read_part(range, range.len / u64::from(experts.count) * touched)
-        })
+/// Experts that pairs may have chosen: their weights are read once.
+fn touched(experts: &GpuExperts, pairs: u32) -> u32 {
+    experts.count.min(pairs)
 }
 
 fn bind_groups(dispatch: Dispatch, grouped: &Grouped) -> Dispatch {

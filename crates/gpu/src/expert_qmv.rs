@@ -2,6 +2,7 @@
 
 use crate::dispatch::Dispatch;
 use crate::routing::Routing;
+use crate::shape_constants::{BITS, OTHER_BITS, width};
 use crate::tensor::{Dtype, Tensor};
 use crate::top_k::check_logits;
 use crate::weights::{GpuExperts, GpuMatrix};
@@ -18,10 +19,6 @@ struct UpParams {
 const UP_COLUMNS: u32 = 16;
 /// Outputs of a threadgroup of `expert_qmv_down`.
 const DOWN_COLUMNS: u32 = 8;
-/// Function constant: bits of gate, or of the experts' down.
-const BITS: u32 = 16;
-/// Function constant: bits of up, or of the shared expert's down.
-const OTHER_BITS: u32 = 18;
 
 /// Norm, choice of experts, and the gated up projection of each: `rms_norm`, `route`, `expert_linear` with gate and up,
 /// and `swiglu` of `calla_ops` in one.
@@ -50,23 +47,23 @@ pub fn expert_qmv_up(
     let rows = x.rows;
     check_logits(shape, logits, rows);
     routing.check(shape, rows);
-    assert_eq!(dimensions(x), (rows, shape.hidden, Dtype::F32), "x");
-    assert_eq!(dimensions(norm), (1, shape.hidden, Dtype::F32), "scale of the norm");
-    assert_eq!(dimensions(out), (routing.pairs(), shape.expert_hidden, Dtype::F32), "out");
+    x.check("x", rows, width(shape.hidden), Dtype::F32);
+    norm.check("scale of the norm", 1, width(shape.hidden), Dtype::F32);
+    out.check("out", routing.pairs(), width(shape.expert_hidden), Dtype::F32);
     for experts in [gate, up] {
-        check_matrix(&experts.stacked, shape.experts * shape.expert_hidden, shape.hidden);
+        experts.check(shape.experts, shape.expert_hidden, shape.hidden);
     }
     assert!(shape.expert_hidden.is_multiple_of(64), "width of experts {}", shape.expert_hidden);
     let top_k = routing.experts.cols;
-    let dispatch = Dispatch::new("expert_qmv_up")
+    Dispatch::new("expert_qmv_up")
         .shape(shape)
         .constant(BITS, gate.stacked.bits)
         .constant(OTHER_BITS, up.stacked.bits)
         .read(x)
         .read(norm)
-        .read(logits);
-    let dispatch = read_experts(dispatch, gate, routing.pairs());
-    read_experts(dispatch, up, routing.pairs())
+        .read(logits)
+        .read_experts(gate, routing.pairs())
+        .read_experts(up, routing.pairs())
         .write(routing.experts)
         .write(routing.weights)
         .write(out)
@@ -102,16 +99,18 @@ pub fn expert_qmv_down(
     let rows = x.rows;
     routing.check(shape, rows);
     assert!(shape.top_k <= 16, "top {}", shape.top_k);
-    assert_eq!(dimensions(acts), (routing.pairs(), shape.expert_hidden, Dtype::F32), "acts");
-    assert_eq!(dimensions(shared_acts), (rows, shape.shared_hidden, Dtype::F32), "shared_acts");
-    assert_eq!(dimensions(shared_gate), (rows, 1, Dtype::F32), "shared_gate");
-    assert_eq!(dimensions(x), (rows, shape.hidden, Dtype::F32), "x");
+    acts.check("acts", routing.pairs(), width(shape.expert_hidden), Dtype::F32);
+    shared_acts.check("shared_acts", rows, width(shape.shared_hidden), Dtype::F32);
+    shared_gate.check("shared_gate", rows, 1, Dtype::F32);
+    x.check("x", rows, width(shape.hidden), Dtype::F32);
     assert!(shape.hidden.is_multiple_of(64), "hidden width {}", shape.hidden);
-    check_matrix(&down.stacked, shape.experts * shape.hidden, shape.expert_hidden);
-    check_matrix(shared_down, shape.hidden, shape.shared_hidden);
+    down.check(shape.experts, shape.hidden, shape.expert_hidden);
+    let shared = (shared_down.rows as usize, shared_down.cols as usize);
+    assert_eq!(shared, (shape.hidden, shape.shared_hidden), "shared_down");
+    shared_down.check();
     let products = u64::from(routing.pairs()) * u64::from(acts.cols)
         + u64::from(rows) * u64::from(shared_acts.cols);
-    let dispatch = Dispatch::new("expert_qmv_down")
+    Dispatch::new("expert_qmv_down")
         .shape(shape)
         .constant(BITS, down.stacked.bits)
         .constant(OTHER_BITS, shared_down.bits)
@@ -119,31 +118,10 @@ pub fn expert_qmv_down(
         .read(routing.experts)
         .read(routing.weights)
         .read(shared_acts)
-        .read(shared_gate);
-    read_experts(dispatch, down, routing.pairs())
-        .read_part(shared_down.packed, u64::from(rows) * shared_down.packed.len)
-        .read_part(shared_down.scales, u64::from(rows) * shared_down.scales.len)
-        .read_part(shared_down.biases, u64::from(rows) * shared_down.biases.len)
+        .read(shared_gate)
+        .read_experts(down, routing.pairs())
+        .read_matrix(shared_down, |len| u64::from(rows) * len)
         .read_write(x)
         .grid([x.cols.div_ceil(DOWN_COLUMNS), rows, 1], [256, 1, 1])
         .flops(2 * u64::from(x.cols) * products)
-}
-
-fn dimensions(tensor: Tensor) -> (u32, usize, Dtype) {
-    (tensor.rows, tensor.cols as usize, tensor.dtype)
-}
-
-fn check_matrix(matrix: &GpuMatrix, rows: usize, cols: usize) {
-    assert_eq!((matrix.rows as usize, matrix.cols as usize), (rows, cols), "experts' matrix");
-    assert!(cols.is_multiple_of(64), "width {cols}");
-    assert!(matches!(matrix.bits, 4 | 8), "{} bits", matrix.bits);
-}
-
-/// Binds matrices of which `count` experts are read.
-fn read_experts(dispatch: Dispatch, experts: &GpuExperts, count: u32) -> Dispatch {
-    let part = |len: u64| len / u64::from(experts.count) * u64::from(count);
-    let matrix = &experts.stacked;
-    [matrix.packed, matrix.scales, matrix.biases]
-        .into_iter()
-        .fold(dispatch, |dispatch, range| dispatch.read_part(range, part(range.len)))
 }

@@ -4,7 +4,7 @@ use crate::delta_step::Widths;
 use crate::dispatch::Dispatch;
 use crate::scratch::Scratch;
 use crate::state::DeltaSlots;
-use crate::tables::Tables;
+use crate::tables::{ChunkEntry, Tables};
 use crate::tensor::{Dtype, Tensor};
 use bytemuck::NoUninit;
 use calla_model::Shape;
@@ -46,8 +46,8 @@ pub fn gated_delta(
     let widths = Widths::of(shape);
     widths.check_terms(terms, out.rows);
     widths.check_states(slots);
-    assert_eq!((out.cols, out.dtype), (widths.values, Dtype::Bf16), "out");
-    assert_eq!((tables.chunks.cols, tables.chunks.dtype), (4, Dtype::U32), "chunks");
+    out.check_width("out", widths.values, Dtype::Bf16);
+    tables.chunks.check_width("chunks", ChunkEntry::WORDS, Dtype::U32);
 
     let (chunks, heads) = (tables.chunks.rows, widths.value_heads);
     let items = chunks * heads;

@@ -25,11 +25,10 @@ const HEADS: u32 = 8;
 pub fn gated_norm(o: Tensor, z: Tensor, scale: Tensor, eps: f32, out: Tensor) -> Dispatch {
     let dim = DELTA_HEAD_DIM as u32;
     for tensor in [o, z, out] {
-        let found = (tensor.rows, tensor.cols, tensor.dtype);
-        assert_eq!(found, (o.rows, o.cols, Dtype::Bf16), "o, z, out");
+        tensor.check("o, z, out", o.rows, o.cols, Dtype::Bf16);
     }
     assert!(o.cols.is_multiple_of(dim), "heads of {dim} in {} columns", o.cols);
-    assert_eq!((scale.cols, scale.dtype), (dim, Dtype::F32), "scale");
+    scale.check_width("scale", dim, Dtype::F32);
     let heads = o.rows * (o.cols / dim);
     Dispatch::new("gated_norm")
         .read(o)

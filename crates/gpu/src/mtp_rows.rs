@@ -23,7 +23,7 @@ const THREADS: u32 = 256;
 #[must_use]
 pub fn previous_rows(h: Tensor, kept: Tensor, tables: &Tables, out: Tensor) -> Dispatch {
     check_rows(h, kept, tables);
-    assert_eq!((out.rows, out.cols, out.dtype), (h.rows, h.cols, h.dtype), "out");
+    out.check("out", h.rows, h.cols, h.dtype);
     let spans = u64::from(tables.spans.rows);
     let dispatch = Dispatch::new("previous_rows")
         .read_part(h.range, (u64::from(h.rows) - spans) * h.row_bytes())
@@ -62,14 +62,14 @@ pub fn keep_rows(h: Tensor, kept: Tensor, tables: &Tables) -> Dispatch {
 /// If a tensor has another shape or type.
 #[must_use]
 pub fn side_by_side(left: Tensor, right: Tensor, out: Tensor) -> Dispatch {
-    assert_eq!((right.rows, right.cols, right.dtype), (left.rows, left.cols, left.dtype), "right");
-    assert_eq!((out.rows, out.cols, out.dtype), (left.rows, 2 * left.cols, left.dtype), "out");
+    right.check("right", left.rows, left.cols, left.dtype);
+    out.check("out", left.rows, 2 * left.cols, left.dtype);
     over_rows(Dispatch::new("side_by_side").read(left).read(right).write(out), left)
 }
 
 fn check_rows(h: Tensor, kept: Tensor, tables: &Tables) {
     assert_eq!(h.dtype, Dtype::F32, "h");
-    assert_eq!((kept.cols, kept.dtype), (h.cols, Dtype::F32), "kept");
+    kept.check_width("kept", h.cols, Dtype::F32);
     let row_spans = tables.row_spans;
     assert_eq!((row_spans.rows, row_spans.dtype), (h.rows, Dtype::U32), "row_spans");
     let spans = tables.spans.rows;

@@ -2,8 +2,9 @@
 
 use crate::dispatch::Dispatch;
 use crate::rotations::Rotations;
+use crate::shape_constants::width;
 use crate::state::KvPool;
-use crate::tables::Tables;
+use crate::tables::{SpanEntry, Tables};
 use crate::tensor::{Dtype, Tensor};
 use crate::weights::GpuParts;
 use bytemuck::NoUninit;
@@ -46,16 +47,12 @@ pub fn qk_prep(
 ) -> Dispatch {
     let widths = Widths::of(shape);
     let (rows, dtype) = (q_gate.rows, q_gate.dtype);
-    let is = |tensor: Tensor, cols: u32, what: &str| {
-        let found = (tensor.rows, tensor.cols, tensor.dtype);
-        assert_eq!(found, (rows, cols, dtype), "{what}");
-    };
-    is(q_gate, 2 * widths.queries, "q_gate");
-    is(k, widths.keys, "k");
-    is(v, widths.keys, "v");
-    is(q, widths.queries, "q");
+    q_gate.check("q_gate", rows, 2 * widths.queries, dtype);
+    k.check("k", rows, widths.keys, dtype);
+    v.check("v", rows, widths.keys, dtype);
+    q.check("q", rows, widths.queries, dtype);
     for norm in [weights.q_norm, weights.k_norm] {
-        assert_eq!((norm.cols, norm.dtype), (HEAD_DIM as u32, Dtype::F32), "q_norm, k_norm");
+        norm.check_width("q_norm, k_norm", HEAD_DIM as u32, Dtype::F32);
     }
     widths.check_pool(pool);
     widths.check_tables(tables, rows);
@@ -106,7 +103,6 @@ pub(crate) struct Widths {
 
 impl Widths {
     pub(crate) fn of(shape: &Shape) -> Self {
-        let width = |width: usize| u32::try_from(width).expect("a width of a checked shape");
         Self {
             heads: width(shape.attention_heads),
             kv_heads: width(shape.kv_heads),
@@ -123,25 +119,23 @@ impl Widths {
     pub(crate) fn check_pool(&self, pool: &KvPool) {
         for part in [pool.keys, pool.values] {
             let page = self.keys * PAGE_TOKENS as u32;
-            assert_eq!((part.cols, part.dtype), (page, Dtype::Bf16), "a page");
+            part.check_width("a page", page, Dtype::Bf16);
         }
     }
 
     /// What attention reads of the tables of `rows` rows.
     pub(crate) fn check_tables(&self, tables: &Tables, rows: u32) {
-        let column = (rows, 1, Dtype::U32);
         for table in [tables.positions, tables.row_spans] {
-            assert_eq!((table.rows, table.cols, table.dtype), column, "positions, row_spans");
+            table.check("positions, row_spans", rows, 1, Dtype::U32);
         }
-        assert_eq!((tables.spans.cols, tables.spans.dtype), (8, Dtype::U32), "spans");
+        tables.spans.check_width("spans", SpanEntry::WORDS, Dtype::U32);
         assert_eq!(tables.pages.dtype, Dtype::U32, "pages");
     }
 
     /// What attention takes and gives: `q` and `out` `[n, heads * 256]`, `q_gate` twice as wide.
     pub(crate) fn check_queries(&self, q: Tensor, q_gate: Tensor, out: Tensor, dtype: Dtype) {
         for (tensor, cols) in [(q, self.queries), (q_gate, 2 * self.queries), (out, self.queries)] {
-            let found = (tensor.rows, tensor.cols, tensor.dtype);
-            assert_eq!(found, (q.rows, cols, dtype), "q, q_gate, out");
+            tensor.check("q, q_gate, out", q.rows, cols, dtype);
         }
     }
 }

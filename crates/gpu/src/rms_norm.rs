@@ -1,6 +1,7 @@
 //! RMS norm of rows: `kernels/rms_norm.metal`.
 
 use crate::dispatch::Dispatch;
+use crate::shape_constants::IN_DIM;
 use crate::tensor::{Dtype, Tensor};
 use bytemuck::NoUninit;
 
@@ -9,9 +10,6 @@ use bytemuck::NoUninit;
 struct Params {
     eps: f32,
 }
-
-/// Function constant: width of a row.
-const IN_DIM: u32 = 17;
 
 /// `x / sqrt(mean(x^2) + eps) * scale`: `calla_ops::rms_norm::reference`.
 ///
@@ -23,7 +21,7 @@ const IN_DIM: u32 = 17;
 pub fn rms_norm(x: Tensor, scale: Tensor, eps: f32, out: Tensor) -> Dispatch {
     assert_eq!(x.dtype, Dtype::F32, "x");
     assert!(x.cols.is_multiple_of(4), "width {}", x.cols);
-    assert_eq!((scale.cols, scale.dtype), (x.cols, Dtype::F32), "scale");
+    scale.check_width("scale", x.cols, Dtype::F32);
     assert_eq!((out.rows, out.cols), (x.rows, x.cols), "out");
     let entry = match out.dtype {
         Dtype::F32 => "rms_norm_f32",

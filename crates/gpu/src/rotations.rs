@@ -4,6 +4,7 @@ use crate::device::{Device, DeviceError};
 use crate::tensor::{Dtype, Tensor};
 use calla_model::Shape;
 use calla_model::shape::ROTARY_DIM;
+use calla_ops::qk_prep::Rotation;
 
 /// Positions of the fine table.
 pub const FINE: usize = 512;
@@ -54,13 +55,8 @@ impl Rotations {
 
 /// Cosines, then sines.
 fn turn(position: usize, theta: f32) -> impl Iterator<Item = f32> {
-    let angle = move |i: usize| {
-        let exponent = -2.0 * i as f64 / ROTARY_DIM as f64;
-        position as f64 * f64::from(theta).powf(exponent)
-    };
-    let pairs = 0..ROTARY_DIM / 2;
-    pairs
-        .clone()
-        .map(move |i| angle(i).cos() as f32)
-        .chain(pairs.map(move |i| angle(i).sin() as f32))
+    let rotation = Rotation::new(position, theta);
+    let angles = *rotation.angles();
+    let cosines = angles.into_iter().map(|(cos, _)| cos);
+    cosines.chain(angles.into_iter().map(|(_, sin)| sin))
 }

@@ -1,5 +1,7 @@
 //! Where the choice of experts lies on a device, row by row and sorted by expert.
 
+use crate::scratch::Scratch;
+use crate::shape_constants::width;
 use crate::tensor::{Dtype, Tensor};
 use calla_model::Shape;
 
@@ -30,9 +32,8 @@ impl Routing {
     /// # Panics
     /// If they are others.
     pub(crate) fn check(&self, shape: &Shape, rows: u32) {
-        let dimensions = |t: &Tensor| (t.rows, t.cols as usize, t.dtype);
-        assert_eq!(dimensions(&self.experts), (rows, shape.top_k, Dtype::U32), "experts of rows");
-        assert_eq!(dimensions(&self.weights), (rows, shape.top_k, Dtype::F32), "weights of rows");
+        self.experts.check("experts of rows", rows, width(shape.top_k), Dtype::U32);
+        self.weights.check("weights of rows", rows, width(shape.top_k), Dtype::F32);
     }
 }
 
@@ -56,25 +57,17 @@ impl Grouped {
     /// The most blocks that `pairs` pairs can give: full ones, and one that is not full for each expert that has any.
     #[must_use]
     pub fn max_blocks(shape: &Shape, pairs: u32, block_rows: u32) -> u32 {
-        let experts = u32::try_from(shape.experts).unwrap_or(u32::MAX);
-        pairs / block_rows + pairs.min(experts)
+        pairs / block_rows + pairs.min(width(shape.experts))
     }
 
-    /// Allocates all four tensors for `pairs` pairs; `tensor` gives one of so many rows and columns.
-    #[must_use]
-    pub fn new(
-        shape: &Shape,
-        pairs: u32,
-        block_rows: u32,
-        mut tensor: impl FnMut(u32, u32, Dtype) -> Tensor,
-    ) -> Self {
-        let experts = u32::try_from(shape.experts).expect("a width of a checked shape");
+    /// Tensors for `pairs` pairs.
+    pub fn new(shape: &Shape, pairs: u32, block_rows: u32, scratch: &mut dyn Scratch) -> Self {
         let max_blocks = Self::max_blocks(shape, pairs, block_rows);
         let this = Self {
-            pairs: tensor(1, pairs, Dtype::U32),
-            offsets: tensor(1, experts + 1, Dtype::U32),
-            blocks: tensor(max_blocks, 4, Dtype::U32),
-            block_count: tensor(1, 1, Dtype::U32),
+            pairs: scratch.tensor(1, pairs, Dtype::U32),
+            offsets: scratch.tensor(1, width(shape.experts) + 1, Dtype::U32),
+            blocks: scratch.tensor(max_blocks, 4, Dtype::U32),
+            block_count: scratch.tensor(1, 1, Dtype::U32),
             block_rows,
         };
         this.check(shape, pairs);
@@ -87,11 +80,10 @@ impl Grouped {
     /// If they are others.
     pub(crate) fn check(&self, shape: &Shape, pairs: u32) {
         assert!(matches!(self.block_rows, 32 | 64), "blocks of {} rows", self.block_rows);
-        let dimensions = |t: &Tensor| (t.rows, t.cols as usize, t.dtype);
-        assert_eq!(dimensions(&self.pairs), (1, pairs as usize, Dtype::U32), "sorted pairs");
-        assert_eq!(dimensions(&self.offsets), (1, shape.experts + 1, Dtype::U32), "offsets");
-        assert_eq!(dimensions(&self.block_count), (1, 1, Dtype::U32), "block count");
+        self.pairs.check("sorted pairs", 1, pairs, Dtype::U32);
+        self.offsets.check("offsets", 1, width(shape.experts) + 1, Dtype::U32);
+        self.block_count.check("block count", 1, 1, Dtype::U32);
         let blocks = Self::max_blocks(shape, pairs, self.block_rows);
-        assert_eq!(dimensions(&self.blocks), (blocks, 4, Dtype::U32), "blocks");
+        self.blocks.check("blocks", blocks, 4, Dtype::U32);
     }
 }

@@ -57,9 +57,8 @@ impl Sampler {
 #[must_use]
 pub fn sample(candidates: &Candidates, samplers: Tensor, out: Tensor) -> Dispatch {
     candidates.check(out.rows);
-    let found = (samplers.rows, samplers.cols, samplers.dtype);
-    assert_eq!(found, (out.rows, Sampler::WORDS, Dtype::U32), "samplers");
-    assert_eq!((out.cols, out.dtype), (1, Dtype::U32), "out");
+    samplers.check("samplers", out.rows, Sampler::WORDS, Dtype::U32);
+    out.check_width("out", 1, Dtype::U32);
     Dispatch::new("sample")
         .read(candidates.logits)
         .read(candidates.tokens)

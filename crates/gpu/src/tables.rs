@@ -24,6 +24,11 @@ pub struct SpanEntry {
     pub checkpoints: u32,
 }
 
+impl SpanEntry {
+    /// 32-bit words of an entry.
+    pub const WORDS: u32 = size_of::<Self>() as u32 / 4;
+}
+
 /// At most 64 rows of a span that the recurrence takes together.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
 #[repr(C)]
@@ -34,8 +39,11 @@ pub struct ChunkEntry {
     pub rows: u32,
     /// Index of its span.
     pub span: u32,
-    /// 1 if it is its span's first.
-    pub first: u32,
+}
+
+impl ChunkEntry {
+    /// 32-bit words of an entry.
+    pub const WORDS: u32 = size_of::<Self>() as u32 / 4;
 }
 
 /// Where a step's tables lie on the device.
@@ -55,7 +63,7 @@ pub struct Tables {
     pub pages: crate::Tensor,
     /// Slots that receive states after rows that may be taken back, `u32 [1, n]`.
     pub checkpoints: crate::Tensor,
-    /// Chunks of a prefill in order of rows, `u32 [chunks, 4]` ([`ChunkEntry`]).
+    /// Chunks of a prefill in order of rows, `u32 [chunks, 3]` ([`ChunkEntry`]).
     pub chunks: crate::Tensor,
     /// Rows whose logits are wanted, `u32 [outputs]`.
     pub outputs: crate::Tensor,

@@ -25,6 +25,12 @@ pub struct Range {
 }
 
 impl Range {
+    /// No bytes, where it starts: what a buffer of a kernel is bound to that a dispatch does not use.
+    #[must_use]
+    pub fn nothing(self) -> Self {
+        Self { len: 0, ..self }
+    }
+
     /// Whether both have a byte in common.
     #[must_use]
     pub fn overlaps(&self, other: &Self) -> bool {
@@ -81,6 +87,24 @@ impl Tensor {
     #[must_use]
     pub fn whole(buffer: BufferId, rows: u32, cols: u32, dtype: Dtype) -> Self {
         Self::new(Place::Buffer(buffer), 0, rows, cols, dtype)
+    }
+
+    /// Requires dimensions and type, for a twin of the tensor that it calls `what`.
+    ///
+    /// # Panics
+    /// If they are others.
+    #[track_caller]
+    pub(crate) fn check(&self, what: &str, rows: u32, cols: u32, dtype: Dtype) {
+        assert_eq!((self.rows, self.cols, self.dtype), (rows, cols, dtype), "{what}");
+    }
+
+    /// The same for any number of rows.
+    ///
+    /// # Panics
+    /// If width or type are others.
+    #[track_caller]
+    pub(crate) fn check_width(&self, what: &str, cols: u32, dtype: Dtype) {
+        assert_eq!((self.cols, self.dtype), (cols, dtype), "{what}");
     }
 
     /// Bytes of a row.

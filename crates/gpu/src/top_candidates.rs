@@ -1,9 +1,9 @@
 //! The most likely tokens of each row: `kernels/top_candidates.metal`.
 
 use crate::dispatch::Dispatch;
+use crate::logits::{BLOCK, LogitsParams, THREADS};
 use crate::scratch::Scratch;
 use crate::tensor::{Dtype, Tensor};
-use bytemuck::NoUninit;
 
 /// Candidates of a row.
 pub const CANDIDATES: u32 = 64;
@@ -11,18 +11,6 @@ pub const CANDIDATES: u32 = 64;
 pub const VOCAB_MAX: u32 = BLOCK / CANDIDATES * BLOCK;
 /// In place of a token: there is none, or the row has a logit that is NaN or infinite.
 pub const NO_TOKEN: u32 = u32::MAX;
-/// Values of a block.
-const BLOCK: u32 = 4096;
-/// Threads of a threadgroup.
-const THREADS: u32 = 256;
-
-#[derive(Clone, Copy, NoUninit)]
-#[repr(C)]
-struct Params {
-    width: u32,
-    count: u32,
-    blocks: u32,
-}
 
 /// The most likely tokens of each row, in order of their logits, of equal ones the lower token first.
 #[derive(Clone, Copy, Debug)]
@@ -42,9 +30,8 @@ impl Candidates {
     }
 
     pub(crate) fn check(&self, rows: u32) {
-        let found = |t: Tensor| (t.rows, t.cols, t.dtype);
-        assert_eq!(found(self.logits), (rows, CANDIDATES, Dtype::F32), "logits of candidates");
-        assert_eq!(found(self.tokens), (rows, CANDIDATES, Dtype::U32), "tokens of candidates");
+        self.logits.check("logits of candidates", rows, CANDIDATES, Dtype::F32);
+        self.tokens.check("tokens of candidates", rows, CANDIDATES, Dtype::U32);
     }
 }
 
@@ -61,19 +48,17 @@ pub fn top_candidates(
     scratch: &mut dyn Scratch,
     candidates: &Candidates,
 ) -> Vec<Dispatch> {
-    assert_eq!(logits.dtype, Dtype::F32, "logits");
-    assert!((1..=logits.cols).contains(&vocab_used), "{vocab_used} of {} logits", logits.cols);
+    let params = LogitsParams::new(logits, vocab_used);
     assert!(vocab_used <= VOCAB_MAX, "{vocab_used} logits; at most {VOCAB_MAX}");
     candidates.check(logits.rows);
     let rows = logits.rows;
-    let blocks = vocab_used.div_ceil(BLOCK);
+    let blocks = params.blocks;
     let keys = scratch.tensor(rows, blocks * CANDIDATES, Dtype::U32);
     let tokens = scratch.tensor(rows, blocks * CANDIDATES, Dtype::U32);
     let bad = scratch.tensor(rows, blocks, Dtype::U32);
-    let params = Params { width: logits.cols, count: vocab_used, blocks };
     vec![
-        Dispatch::new("top_candidates_blocks")
-            .read_part(logits.range, u64::from(rows) * u64::from(vocab_used) * 4)
+        params
+            .read(Dispatch::new("top_candidates_blocks"), logits)
             .write(keys)
             .write(tokens)
             .write(bad)

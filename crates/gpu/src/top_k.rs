@@ -2,6 +2,7 @@
 
 use crate::dispatch::Dispatch;
 use crate::routing::Routing;
+use crate::shape_constants::width;
 use crate::tensor::{Dtype, Tensor};
 use bytemuck::NoUninit;
 use calla_model::Shape;
@@ -37,8 +38,7 @@ pub fn top_k(shape: &Shape, logits: Tensor, routing: &Routing) -> Dispatch {
 
 /// Checks router logits of `rows` rows.
 pub(crate) fn check_logits(shape: &Shape, logits: Tensor, rows: u32) {
-    let found = (logits.rows, logits.cols as usize, logits.dtype);
-    assert_eq!(found, (rows, shape.experts, Dtype::F32), "router logits");
-    // `EXPERTS_MAX` and `TOP_K_MAX` of kernels/shape.h size the kernels' arrays.
+    logits.check("router logits", rows, width(shape.experts), Dtype::F32);
+    // `EXPERTS_MAX` and `TOP_K_MAX` of kernels/family.h size the kernels' arrays.
     assert!(shape.experts <= 512 && shape.top_k <= 16, "{} of {}", shape.top_k, shape.experts);
 }

@@ -1,5 +1,6 @@
 //! Weights on a device.
 
+use crate::dispatch::Dispatch;
 use crate::tensor::{Dtype, Range, Tensor};
 use calla_model::Parts;
 
@@ -49,6 +50,22 @@ impl GpuMatrix {
     pub fn size_bytes(&self) -> u64 {
         self.packed.len + self.scales.len + self.biases.len
     }
+
+    /// Requires a format that kernels take.
+    ///
+    /// # Panics
+    /// If it is another.
+    #[track_caller]
+    pub(crate) fn check(&self) {
+        assert!(matches!(self.bits, 4 | 8), "{} bits", self.bits);
+        let groups = self.cols > 0 && self.cols.is_multiple_of(64);
+        assert!(groups, "groups of 64 in {} columns", self.cols);
+    }
+
+    /// Operations of a product with so many rows.
+    pub(crate) fn flops(&self, rows: u32) -> u64 {
+        2 * u64::from(rows) * u64::from(self.rows) * u64::from(self.cols)
+    }
 }
 
 /// The matrices of all experts, one after the other: packed integers `[experts, rows, ..]`, and so on.
@@ -67,9 +84,35 @@ impl GpuExperts {
         self.stacked.rows / self.count
     }
 
+    /// Requires so many matrices `[rows, cols]` in a format that kernels take.
+    ///
+    /// # Panics
+    /// If they are others.
+    #[track_caller]
+    pub(crate) fn check(&self, count: usize, rows: usize, cols: usize) {
+        let found = [self.count, self.stacked.rows, self.stacked.cols].map(|n| n as usize);
+        assert_eq!(found, [count, count * rows, cols], "[experts, rows of all, in]");
+        self.stacked.check();
+    }
+
     /// Bytes of one expert.
     #[must_use]
     pub fn expert_bytes(&self) -> u64 {
         self.stacked.size_bytes() / u64::from(self.count)
+    }
+}
+
+impl Dispatch {
+    /// Binds a matrix, of whose arrays `part` of their bytes is expected to be read.
+    pub(crate) fn read_matrix(self, matrix: &GpuMatrix, part: impl Fn(u64) -> u64) -> Self {
+        [matrix.packed, matrix.scales, matrix.biases]
+            .into_iter()
+            .fold(self, |dispatch, range| dispatch.read_part(range, part(range.len)))
+    }
+
+    /// Binds the matrices of all experts, of which so many are read.
+    pub(crate) fn read_experts(self, experts: &GpuExperts, read: u32) -> Self {
+        let part = |len: u64| len / u64::from(experts.count) * u64::from(read);
+        self.read_matrix(&experts.stacked, part)
     }
 }

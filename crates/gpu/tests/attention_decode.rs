@@ -5,9 +5,9 @@ mod common;
 use calla_gpu::Dtype;
 use calla_gpu::attention_decode::attention_decode;
 use calla_gpu_host::HostDevice;
-use calla_ops::{Rows, attention};
+use calla_ops::Rows;
 use calla_testkit::{Random, compare};
-use common::paged::{self, Layout, Sequences, gather};
+use common::paged::{self, Layout, Sequences, gather, reference};
 use common::temporaries::Temporaries;
 use common::tolerance;
 use std::ops::Range;
@@ -32,18 +32,6 @@ fn decode(
     let dispatches = attention_decode(&all.shape, q, q_gate, &pool, &tables, context, scratch, out);
     common::run(device, &dispatches);
     common::rows(device, out)
-}
-
-fn reference(random: &mut Random, all: &Sequences, step: &[(usize, Range<usize>)]) -> Rows {
-    let (sequences, positions): (Vec<usize>, Vec<Range<usize>>) = step.iter().cloned().unzip();
-    let layout = Layout::new(random, &positions);
-    let pool = all.pool(&layout, &sequences);
-    let q = gather(&layout, &sequences, &all.q);
-    let mut o = Rows::zeros(layout.rows(), all.shape.query_dim());
-    for span in &layout.spans {
-        attention::reference(&all.shape, &q, span, &pool, &mut o);
-    }
-    attention::gate(&o, &gather(&layout, &sequences, &all.q_gate))
 }
 
 /// Around the edges of pages and blocks, with spans of one row and of drafts. A head's rows are compared one by one.

@@ -5,9 +5,9 @@ mod common;
 use calla_gpu::Dtype;
 use calla_gpu::attention_prefill::attention_prefill;
 use calla_gpu_host::HostDevice;
-use calla_ops::{Rows, attention};
+use calla_ops::Rows;
 use calla_testkit::{Random, compare};
-use common::paged::{self, Layout, Sequences, gather};
+use common::paged::{self, Layout, Sequences, gather, reference};
 use common::tolerance;
 use std::ops::Range;
 
@@ -34,18 +34,6 @@ fn prefill(
     let dispatch = attention_prefill(&all.shape, q, q_gate, &pool, &tables, context, out);
     common::run(device, &[dispatch]);
     common::rows(device, out)
-}
-
-fn reference(random: &mut Random, all: &Sequences, step: &Step) -> Rows {
-    let (sequences, positions): (Vec<usize>, Vec<Range<usize>>) = step.iter().cloned().unzip();
-    let layout = Layout::new(random, &positions);
-    let pool = all.pool(&layout, &sequences);
-    let q = gather(&layout, &sequences, &all.q);
-    let mut o = Rows::zeros(layout.rows(), all.shape.query_dim());
-    for span in &layout.spans {
-        attention::reference(&all.shape, &q, span, &pool, &mut o);
-    }
-    attention::gate(&o, &gather(&layout, &sequences, &all.q_gate))
 }
 
 /// Requires what the reference gives; heads are compared one by one.

@@ -4,7 +4,6 @@ mod common;
 
 use calla_gpu::Dtype;
 use calla_gpu::embed::embed;
-use calla_model::Shape;
 use calla_ops::embed as ops_embed;
 use calla_testkit::{Random, compare};
 use common::{quantised, tolerance};
@@ -30,7 +29,7 @@ fn rows_are_the_references() {
             device.set_order(order);
             let input = common::u32s(&mut device, &ids, 1);
             let out = common::output(&mut device, tokens, width, Dtype::F32);
-            let dispatch = embed(&Shape::demo(), &table, input, out);
+            let dispatch = embed(&table, input, out);
             common::run(&mut device, &[dispatch]);
             let actual = common::rows(&mut device, out);
             let difference = compare::within(&actual, &expected, tolerance::EMBED)
@@ -50,7 +49,7 @@ fn a_token_that_there_is_not_stays_within_the_table() {
     let table = common::matrix(&mut device, &table);
     let input = common::u32s(&mut device, &[u32::MAX, 2], 1);
     let out = common::output(&mut device, 2, 64, Dtype::F32);
-    let dispatch = embed(&Shape::demo(), &table, input, out);
+    let dispatch = embed(&table, input, out);
     common::run(&mut device, &[dispatch]);
     let actual = common::rows(&mut device, out);
     compare::within(&actual, &expected, tolerance::EMBED).unwrap_or_else(|error| panic!("{error}"));

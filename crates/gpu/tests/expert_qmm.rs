@@ -10,6 +10,7 @@ use calla_ops::experts::{ExpertInput, expert_linear};
 use calla_ops::route::Routing;
 use calla_ops::{Rows, swiglu};
 use calla_testkit::{Random, compare};
+use common::temporaries::Temporaries;
 use common::{quantised, tolerance};
 use half::bf16;
 
@@ -71,9 +72,7 @@ impl Layer {
     /// The pairs by expert as the device holds them.
     fn grouped(&self, device: &mut HostDevice, block_rows: u32) -> Grouped {
         let pairs = self.pairs() as u32;
-        let grouped = Grouped::new(&self.shape, pairs, block_rows, |rows, cols, dtype| {
-            common::output(device, rows as usize, cols as usize, dtype)
-        });
+        let grouped = Grouped::new(&self.shape, pairs, block_rows, &mut Temporaries(device));
         let (mut offsets, mut blocks) = (vec![0], vec![]);
         for expert in 0..self.shape.experts {
             let mut first = offsets[expert];

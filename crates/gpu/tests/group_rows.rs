@@ -51,9 +51,7 @@ impl Groups {
     ) -> Self {
         let shape = routed::shape(experts, routing.top_k);
         let routing = routed::upload(device, routing);
-        let grouped = Grouped::new(&shape, routing.pairs(), block_rows, |rows, cols, dtype| {
-            common::output(device, rows as usize, cols as usize, dtype)
-        });
+        let grouped = Grouped::new(&shape, routing.pairs(), block_rows, &mut Temporaries(device));
         let dispatches = group_rows(&shape, &routing, &grouped, &mut Temporaries(device));
         common::run(device, &dispatches);
         let all = common::integers(device, grouped.blocks);

@@ -2,8 +2,8 @@
 
 mod common;
 
+use calla_gpu::products::Product;
 use calla_gpu::qmm::{RowTile, qmm, qmm_swiglu};
-use calla_gpu::qmv::Product;
 use calla_gpu::{Dtype, GpuMatrix, Tensor};
 use calla_gpu_host::HostDevice;
 use calla_model::Matrix;

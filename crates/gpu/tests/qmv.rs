@@ -2,10 +2,11 @@
 
 mod common;
 
-use calla_gpu::qmv::{Input, Product, qmv, qmv_swiglu};
+use calla_gpu::products::Product;
+use calla_gpu::qmv::{Input, qmv, qmv_swiglu};
 use calla_gpu::{Dispatch, Dtype, Tensor};
 use calla_gpu_host::HostDevice;
-use calla_model::{Matrix, Shape};
+use calla_model::Matrix;
 use calla_ops::{Rows, gated_norm, linear, rms_norm, swiglu};
 use calla_testkit::{Random, compare};
 use common::{quantised, tolerance};
@@ -112,7 +113,7 @@ impl Case {
         };
         let pairs = weights.iter().zip(&outs);
         let products: Vec<_> = pairs.map(|(weight, &out)| Product { weight, out }).collect();
-        let dispatch = qmv(&Shape::demo(), input, &products, before.is_some());
+        let dispatch = qmv(input, &products, before.is_some());
         common::run(device, &[dispatch]);
         outs.iter().map(|&out| common::rows(device, out)).collect()
     }
@@ -121,7 +122,7 @@ impl Case {
         let input = self.upload(device);
         let (gate, up) = (common::matrix(device, gate), common::matrix(device, up));
         let out = common::output(device, self.rows(), gate.rows as usize, Dtype::F32);
-        let dispatch = qmv_swiglu(&Shape::demo(), input, &gate, &up, out);
+        let dispatch = qmv_swiglu(input, &gate, &up, out);
         common::run(device, &[dispatch]);
         common::rows(device, out)
     }
@@ -275,8 +276,7 @@ fn a_matrix_counts_once_for_eight_rows() {
         let input = Case::random(random, Kind::Plain, rows, 128).upload(device);
         let weight = common::matrix(device, &matrix);
         let out = common::output(device, rows, 20, Dtype::F32);
-        let dispatch: Dispatch =
-            qmv(&Shape::demo(), input, &[Product { weight: &weight, out }], false);
+        let dispatch: Dispatch = qmv(input, &[Product { weight: &weight, out }], false);
         dispatch.traffic.read - rows as u64 * 128 * 4
     };
     let bytes = 20 * (64 + 2 * 2 * 2);

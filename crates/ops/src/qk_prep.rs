@@ -59,6 +59,12 @@ impl Rotation {
         Self { angles: std::array::from_fn(angle) }
     }
 
+    /// Cosine and sine of each pair's angle.
+    #[must_use]
+    pub fn angles(&self) -> &[(f32, f32); ROTARY_DIM / 2] {
+        &self.angles
+    }
+
     /// Rotates one head in place.
     pub fn apply(&self, head: &mut [f32]) {
         let (first, second) = head[..ROTARY_DIM].split_at_mut(ROTARY_DIM / 2);

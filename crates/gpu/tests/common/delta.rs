@@ -141,8 +141,7 @@ impl Layout {
             while done < span.rows {
                 let rows = (rows() as u32).min(span.rows - done);
                 let first_row = span.first_row + done;
-                let first = u32::from(done == 0);
-                chunks.push(ChunkEntry { first_row, rows, span: i as u32, first });
+                chunks.push(ChunkEntry { first_row, rows, span: i as u32 });
                 done += rows;
             }
         }
@@ -166,7 +165,7 @@ impl Layout {
             } else {
                 list(&self.checkpoints, self.checkpoints.len())
             },
-            chunks: if chunks.is_empty() { none } else { list(bytemuck::cast_slice(chunks), 4) },
+            chunks: if chunks.is_empty() { none } else { list(bytemuck::cast_slice(chunks), 3) },
             outputs: none,
         }
     }

@@ -5,7 +5,7 @@ use calla_gpu::{ChunkEntry, Device as _, Dtype, KvPool, SpanEntry, Tables, Tenso
 use calla_gpu_host::HostDevice;
 use calla_model::shape::{HEAD_DIM, PAGE_TOKENS};
 use calla_model::{LayerKind, Shape};
-use calla_ops::{CacheSize, HostCache, Rows, Span, SpanKind, cache};
+use calla_ops::{CacheSize, HostCache, Rows, Span, SpanKind, attention, cache};
 use calla_testkit::{Random, shapes};
 use half::bf16;
 use std::ops::Range;
@@ -69,13 +69,7 @@ impl Layout {
             let mut next = span.rows.start;
             while next < span.rows.end {
                 let rows = chunk().min(span.rows.end - next);
-                let first = u32::from(next == span.rows.start);
-                chunks.push(ChunkEntry {
-                    first_row: next as u32,
-                    rows: rows as u32,
-                    span: i,
-                    first,
-                });
+                chunks.push(ChunkEntry { first_row: next as u32, rows: rows as u32, span: i });
                 next += rows;
             }
             spans.push(SpanEntry {
@@ -96,7 +90,7 @@ impl Layout {
             spans: list(bytemuck::cast_slice(&spans), 8),
             pages: list(&pages, pages.len()),
             checkpoints: none,
-            chunks: list(bytemuck::cast_slice(&chunks), 4),
+            chunks: list(bytemuck::cast_slice(&chunks), 3),
             outputs: none,
         }
     }
@@ -187,6 +181,19 @@ impl Sequences {
         }
         pool
     }
+}
+
+/// Attention, gated, of a step's rows by the reference: `(sequence, positions)` each.
+pub fn reference(random: &mut Random, all: &Sequences, step: &[(usize, Range<usize>)]) -> Rows {
+    let (sequences, positions): (Vec<usize>, Vec<Range<usize>>) = step.iter().cloned().unzip();
+    let layout = Layout::new(random, &positions);
+    let pool = all.pool(&layout, &sequences);
+    let q = gather(&layout, &sequences, &all.q);
+    let mut o = Rows::zeros(layout.rows(), all.shape.query_dim());
+    for span in &layout.spans {
+        attention::reference(&all.shape, &q, span, &pool, &mut o);
+    }
+    attention::gate(&o, &gather(&layout, &sequences, &all.q_gate))
 }
 
 /// Rows of a step out of rows of sequences.
