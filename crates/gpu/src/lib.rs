@@ -1,7 +1,7 @@
-//! The GPU backend: Metal kernels, their dispatch twins, and plans of them, as plain data that any machine can inspect.
+//! The GPU backend: Metal kernels and their dispatch twins, as plain data that any machine can inspect.
 //!
-//! One operation, one stem: `kernels/conv_silu.metal` is the kernel, `src/conv_silu.rs` its twin (a function that gives
-//! the [`Dispatch`]), `tests/conv_silu.rs` holds it to the reference on the host driver.
+//! One operation, one stem: `kernels/rms_norm.metal` is the kernel, `src/rms_norm.rs` its twin (a function that gives
+//! the [`Dispatch`]), `tests/rms_norm.rs` holds it to the reference on the host driver.
 
 pub mod advance;
 pub mod argmax;

@@ -6,25 +6,11 @@ use crate::token::Tokens;
 use crate::{Error, FunctionConstant, Memory, ParamKind};
 use std::fmt::Write as _;
 
-/// A function constant, or a constant that is computed from some.
-#[derive(Debug)]
-pub(crate) struct Constant {
-    pub(crate) public: FunctionConstant,
-}
-
-/// Function constants and what is derived from them.
+/// Function constants, and the names of constants that are computed from them.
 #[derive(Debug, Default)]
 pub(crate) struct Constants {
-    list: Vec<Constant>,
+    pub(crate) list: Vec<FunctionConstant>,
     derived: Vec<String>,
-}
-
-impl IntoIterator for Constants {
-    type Item = Constant;
-    type IntoIter = std::vec::IntoIter<Constant>;
-    fn into_iter(self) -> Self::IntoIter {
-        self.list.into_iter()
-    }
 }
 
 /// Turns function constants into variables.
@@ -33,8 +19,8 @@ pub(crate) fn function_constants(tokens: &mut Tokens) -> Result<Constants, Error
     for at in 0..tokens.list.len() {
         if tokens.is(at, "function_constant") {
             let constant = function_constant(tokens, at)?;
-            if constants.list.iter().any(|c| c.public.index == constant.public.index) {
-                let index = constant.public.index;
+            if constants.list.iter().any(|c| c.index == constant.index) {
+                let index = constant.index;
                 return Err(
                     tokens.error(at, format!("function constant {index} is declared twice"))
                 );
@@ -47,11 +33,11 @@ pub(crate) fn function_constants(tokens: &mut Tokens) -> Result<Constants, Error
             let open = tokens.next(at);
             let close = tokens.close(open)?;
             let name = tokens.text(open + 1..close);
-            let constant = constants.list.iter_mut().find(|c| c.public.name == name);
+            let constant = constants.list.iter_mut().find(|c| c.name == name);
             let Some(constant) = constant else {
                 return Err(tokens.error(at, format!("{name} is no function constant")));
             };
-            constant.public.required = false;
+            constant.required = false;
             tokens.blank(at..close + 1);
             tokens.replace(at, format!("msl_defined_{name}"));
         }
@@ -61,7 +47,7 @@ pub(crate) fn function_constants(tokens: &mut Tokens) -> Result<Constants, Error
 }
 
 /// Reads `constant T NAME [[function_constant(N)]];` around `at` and makes `static T NAME;` of it.
-fn function_constant(tokens: &mut Tokens, at: usize) -> Result<Constant, Error> {
+fn function_constant(tokens: &mut Tokens, at: usize) -> Result<FunctionConstant, Error> {
     let form = "a function constant reads `constant T NAME [[function_constant(N)]];`";
     let unreadable = || tokens.error(at, form);
     let attribute = tokens.prev(at).and_then(|i| tokens.prev(i)).ok_or_else(unreadable)?;
@@ -88,8 +74,7 @@ fn function_constant(tokens: &mut Tokens, at: usize) -> Result<Constant, Error> 
         constant,
         format!("MSL_UNUSED static bool msl_defined_{name_text}; MSL_UNUSED static"),
     );
-    let public = FunctionConstant { index, name: name_text, scalar: type_text, required: true };
-    Ok(Constant { public })
+    Ok(FunctionConstant { index, name: name_text, scalar: type_text, required: true })
 }
 
 /// `constant T NAME = EXPRESSION;` with function constants in it becomes a variable and a function that computes it.
@@ -106,7 +91,7 @@ fn derive(tokens: &mut Tokens, constants: &mut Constants) -> Result<(), Error> {
             let varies = (at..end).any(|i| {
                 let text = tokens.list[i].text.as_str();
                 text.starts_with("msl_defined_")
-                    || constants.list.iter().any(|c| tokens.is(i, &c.public.name))
+                    || constants.list.iter().any(|c| tokens.is(i, &c.name))
                     || constants.derived.iter().any(|name| tokens.is(i, name))
             });
             if let (Some(equals), true) = (equals, varies) {
@@ -157,7 +142,7 @@ pub(crate) fn emit(tokens: &Tokens, kernels: &[Kernel], constants: &Constants) -
     }
     line(out, "    {}\n};");
     for constant in &constants.list {
-        let FunctionConstant { name, scalar, .. } = &constant.public;
+        let FunctionConstant { name, scalar, .. } = constant;
         let _ = writeln!(
             out,
             "static void msl_set_{name}(const uint* value) {{ {name} = value ? \
@@ -170,7 +155,7 @@ pub(crate) fn emit(tokens: &Tokens, kernels: &[Kernel], constants: &Constants) -
     }
     line(out, "}\nstatic const msl::Constant msl_constants[] = {");
     for constant in &constants.list {
-        let FunctionConstant { index, name, required, .. } = &constant.public;
+        let FunctionConstant { index, name, required, .. } = constant;
         let _ = writeln!(out, "    {{{index}, {required}, \"{name}\", msl_set_{name}}},");
     }
     line(out, "    {}\n};");

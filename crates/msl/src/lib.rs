@@ -134,6 +134,5 @@ pub fn translate(
     rewrite::drop_attributes(&mut tokens)?;
     let code = host::emit(&tokens, &kernels, &constants);
     let entries = kernels.into_iter().map(|kernel| kernel.entry).collect();
-    let constants = constants.into_iter().map(|constant| constant.public).collect();
-    Ok(Translation { code, entries, constants })
+    Ok(Translation { code, entries, constants: constants.list })
 }
