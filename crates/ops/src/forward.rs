@@ -1,7 +1,7 @@
 //! The forward pass, written once for every backend.
 
 use crate::batch::Batch;
-use crate::ops::Ops;
+use crate::layer_ops::LayerOps;
 use calla_model::Network;
 use calla_model::network::{Layer, Mixer};
 
@@ -9,7 +9,7 @@ use calla_model::network::{Layer, Mixer};
 ///
 /// `after_layer` sees the residual stream after the embedding (index 0) and after each layer (index
 /// i + 1); pass `|_, _| {}` where nobody looks.
-pub fn forward<O: Ops>(
+pub fn forward<O: LayerOps>(
     ops: &mut O,
     network: &Network<O::Parts>,
     batch: &Batch,
@@ -20,7 +20,7 @@ pub fn forward<O: Ops>(
 }
 
 /// The residual stream of all rows after the last layer `[rows, hidden]`; otherwise as [`forward`].
-pub(crate) fn residual_stream<O: Ops>(
+pub fn residual_stream<O: LayerOps>(
     ops: &mut O,
     network: &Network<O::Parts>,
     batch: &Batch,
@@ -43,7 +43,7 @@ pub(crate) fn residual_stream<O: Ops>(
 }
 
 /// One layer on the residual stream `x`; `index` counts layers of its mixer's kind.
-pub(crate) fn decoder_layer<O: Ops>(
+pub fn decoder_layer<O: LayerOps>(
     ops: &mut O,
     layer: &Layer<O::Parts>,
     x: &mut O::Tensor,

@@ -1,8 +1,8 @@
 //! What each operation of the network means, and the one forward pass over them.
 //!
 //! [`Ops`] has two levels. The *coarse* methods (`delta_step`, `attend`, `experts_up` ...) are as large as
-//! the best fusion and are what [`forward()`] calls; each has a default body made of the *fine* methods,
-//! which is its specification. [`Reference`] implements the fine methods plainly in f32 and overrides
+//! the best fusion and are what [`forward()`] calls ([`LayerOps`] is that part alone); each has a default body made of
+//! the *fine* methods, which is its specification. [`Reference`] implements the fine methods plainly in f32 and overrides
 //! nothing: it is the oracle. A backend overrides what it can do faster, and the conformance suite of
 //! `testkit` compares the two.
 //!
@@ -20,6 +20,7 @@ pub mod experts;
 pub mod forward;
 pub mod gated_delta;
 pub mod gated_norm;
+pub mod layer_ops;
 pub mod linear;
 pub mod mtp;
 pub mod ops;
@@ -37,6 +38,7 @@ pub use batch::{Batch, BatchError, Span, SpanKind};
 pub use cache::{CacheError, CacheSize, HostCache};
 pub use draft::{Draft, DraftError, Drafts};
 pub use forward::forward;
+pub use layer_ops::LayerOps;
 pub use ops::Ops;
 pub use reference::Reference;
 pub use runner::{Executor, Runner, StepError};
