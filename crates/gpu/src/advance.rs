@@ -1,6 +1,7 @@
 //! From one decode step to the next without the host: `kernels/advance.metal`.
 
 use crate::dispatch::Dispatch;
+use crate::entries;
 use crate::sample::Sampler;
 use crate::tables::{SpanEntry, Tables};
 use crate::tensor::{Dtype, Tensor};
@@ -44,7 +45,7 @@ pub fn advance(chosen: Tensor, tables: &Tables, samplers: Option<Tensor>, kept: 
     is(tables.spans, SpanEntry::WORDS);
     kept.tokens.check_width("kept tokens", rows, Dtype::U32);
     assert_eq!((kept.step.range.len, kept.step.dtype), (4, Dtype::U32), "step");
-    let dispatch = Dispatch::new("advance")
+    let dispatch = Dispatch::new(entries::ADVANCE)
         .read(chosen)
         .write(tables.tokens)
         .read_write(tables.positions)

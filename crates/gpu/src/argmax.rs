@@ -1,6 +1,7 @@
 //! The most likely token of each row: `kernels/argmax.metal`.
 
 use crate::dispatch::Dispatch;
+use crate::entries;
 use crate::logits::{LogitsParams, THREADS};
 use crate::scratch::Scratch;
 use crate::tensor::{Dtype, Tensor};
@@ -27,12 +28,12 @@ pub fn argmax(
     let indices = scratch.tensor(rows, blocks, Dtype::U32);
     vec![
         params
-            .read(Dispatch::new("argmax_blocks"), logits)
+            .read(Dispatch::new(entries::ARGMAX_BLOCKS), logits)
             .write(values)
             .write(indices)
             .params(&params)
             .grid([blocks, rows, 1], [THREADS, 1, 1]),
-        Dispatch::new("argmax_merge")
+        Dispatch::new(entries::ARGMAX_MERGE)
             .read(values)
             .read(indices)
             .write(out)

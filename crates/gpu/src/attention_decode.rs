@@ -1,6 +1,7 @@
 //! Attention of few rows: `kernels/attention_decode.metal`.
 
 use crate::dispatch::Dispatch;
+use crate::entries;
 use crate::qk_prep::Widths;
 use crate::scratch::Scratch;
 use crate::state::KvPool;
@@ -72,7 +73,7 @@ pub fn attention_decode(
     let page_entries = seen.div_ceil(PAGE_TOKENS as u64) * 4;
     let products = seen * u64::from(widths.queries);
     vec![
-        Dispatch::new("attention_decode")
+        Dispatch::new(entries::ATTENTION_DECODE)
             .shape(shape)
             .read(q)
             .read_part(pool.keys.range, kv_bytes)
@@ -86,7 +87,7 @@ pub fn attention_decode(
             .params(&Params { blocks })
             .grid([blocks, widths.kv_heads * parts, rows], [256, 1, 1])
             .flops(4 * products),
-        Dispatch::new("attention_combine")
+        Dispatch::new(entries::ATTENTION_COMBINE)
             .shape(shape)
             .read(sums)
             .read(stats)

@@ -1,6 +1,7 @@
 //! Attention of the rows of a prefill: `kernels/attention_prefill.metal`.
 
 use crate::dispatch::Dispatch;
+use crate::entries;
 use crate::qk_prep::Widths;
 use crate::state::KvPool;
 use crate::tables::{ChunkEntry, Tables};
@@ -48,7 +49,7 @@ pub fn attention_prefill(
     let tiles = u64::from(q.rows.div_ceil(tile_rows)) + u64::from(chunks - 1);
     let seen = tiles * u64::from(context.next_multiple_of(CHUNK));
     let kv_bytes = seen * u64::from(widths.keys) * Dtype::Bf16.size();
-    Dispatch::new("attention_prefill")
+    Dispatch::new(entries::ATTENTION_PREFILL)
         .shape(shape)
         .read(q)
         .read_part(q_gate.range, q_gate.range.len / 2)

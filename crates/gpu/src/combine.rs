@@ -1,6 +1,7 @@
 //! The weighted sum of the experts' outputs: `kernels/combine.metal`.
 
 use crate::dispatch::Dispatch;
+use crate::entries;
 use crate::routing::Routing;
 use crate::shape_constants::width;
 use crate::tensor::{Dtype, Tensor};
@@ -33,7 +34,7 @@ pub fn combine(
     routed.check("routed", routing.pairs(), hidden, Dtype::F32);
     shared.check("shared", rows, hidden, Dtype::F32);
     shared_gate.check("shared_gate", rows, 1, Dtype::F32);
-    Dispatch::new("combine")
+    Dispatch::new(entries::COMBINE)
         .shape(shape)
         .read_write(x)
         .read(routed)

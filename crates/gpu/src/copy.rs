@@ -1,6 +1,7 @@
 //! Copies and clears bytes: `kernels/copy.metal`.
 
 use crate::dispatch::Dispatch;
+use crate::entries;
 use crate::tensor::Range;
 use bytemuck::NoUninit;
 
@@ -24,7 +25,7 @@ pub fn copy(from: Range, to: Range) -> Dispatch {
     assert_eq!(from.len, to.len, "lengths");
     assert!(!from.overlaps(&to), "{from:?} and {to:?} overlap");
     assert!(from.start.is_multiple_of(WORD), "it starts at byte {}", from.start);
-    sized(Dispatch::new("copy").read_part(from, from.len), to)
+    sized(Dispatch::new(entries::COPY).read_part(from, from.len), to)
 }
 
 /// Sets bytes to 0. The range starts at a multiple of 16.
@@ -33,7 +34,7 @@ pub fn copy(from: Range, to: Range) -> Dispatch {
 /// If it does not, or is empty, or 64 GiB or more.
 #[must_use]
 pub fn clear(to: Range) -> Dispatch {
-    sized(Dispatch::new("clear"), to)
+    sized(Dispatch::new(entries::CLEAR), to)
 }
 
 fn sized(dispatch: Dispatch, to: Range) -> Dispatch {

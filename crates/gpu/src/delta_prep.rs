@@ -2,6 +2,7 @@
 
 use crate::delta_step::Widths;
 use crate::dispatch::Dispatch;
+use crate::entries;
 use crate::state::DeltaSlots;
 use crate::tables::Tables;
 use crate::tensor::{Dtype, Tensor};
@@ -57,7 +58,7 @@ pub fn delta_prep(
 
     let heads = widths.channels / 128;
     let windows = u64::from(tables.spans.rows) * slots.windows.row_bytes();
-    Dispatch::new("delta_prep")
+    Dispatch::new(entries::DELTA_PREP)
         .shape(shape)
         .read(qkv)
         .read(b)

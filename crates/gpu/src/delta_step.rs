@@ -1,6 +1,7 @@
 //! One decode step of Gated DeltaNet: `kernels/delta_step.metal`.
 
 use crate::dispatch::Dispatch;
+use crate::entries;
 use crate::shape_constants::width;
 use crate::state::DeltaSlots;
 use crate::tables::Tables;
@@ -48,7 +49,7 @@ pub fn delta_step(
     let (state, window) = (slots.states.row_bytes(), slots.windows.row_bytes());
     let heads = u64::from(widths.value_heads);
     let dim = DELTA_HEAD_DIM as u64;
-    Dispatch::new("delta_step")
+    Dispatch::new(entries::DELTA_STEP)
         .shape(shape)
         .read(qkv)
         .read(b)

@@ -1,6 +1,7 @@
 //! Token embedding: `kernels/embed.metal`.
 
 use crate::dispatch::Dispatch;
+use crate::entries;
 use crate::shape_constants::{BITS, IN_DIM};
 use crate::tensor::{Dtype, Tensor};
 use crate::weights::GpuMatrix;
@@ -26,7 +27,7 @@ pub fn embed(table: &GpuMatrix, tokens: Tensor, out: Tensor) -> Dispatch {
     out.check("out", tokens.rows, table.cols, Dtype::F32);
     table.check();
     let part = |len: u64| len / u64::from(table.rows) * u64::from(tokens.rows);
-    Dispatch::new("embed")
+    Dispatch::new(entries::EMBED)
         .constant(BITS, table.bits)
         .constant(IN_DIM, table.cols)
         .read(tokens)

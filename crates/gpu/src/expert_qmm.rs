@@ -5,6 +5,7 @@
 //! A pair's result does not depend on the block it lies in.
 
 use crate::dispatch::Dispatch;
+use crate::entries;
 use crate::qmm::{RowTile, TILE_COLUMNS, TILE_THREADS, tiles};
 use crate::routing::Grouped;
 use crate::tensor::{Dtype, Tensor};
@@ -27,8 +28,8 @@ pub fn expert_qmm_up(
     out: Tensor,
 ) -> Dispatch {
     let entry = match RowTile::of_rows(grouped.block_rows) {
-        RowTile::R32 => "expert_qmm_up_r32",
-        RowTile::R64 => "expert_qmm_up_r64",
+        RowTile::R32 => entries::EXPERT_QMM_UP_R32,
+        RowTile::R64 => entries::EXPERT_QMM_UP_R64,
     };
     for experts in [gate, up] {
         experts.check(shape.experts, shape.expert_hidden, shape.hidden);
@@ -65,8 +66,8 @@ pub fn expert_qmm_down(
     out: Tensor,
 ) -> Dispatch {
     let entry = match RowTile::of_rows(grouped.block_rows) {
-        RowTile::R32 => "expert_qmm_down_r32",
-        RowTile::R64 => "expert_qmm_down_r64",
+        RowTile::R32 => entries::EXPERT_QMM_DOWN_R32,
+        RowTile::R64 => entries::EXPERT_QMM_DOWN_R64,
     };
     down.check(shape.experts, shape.hidden, shape.expert_hidden);
     let pairs = grouped.pairs.cols;

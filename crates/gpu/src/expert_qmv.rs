@@ -1,6 +1,7 @@
 //! Experts for few rows: `kernels/expert_qmv.metal`.
 
 use crate::dispatch::Dispatch;
+use crate::entries;
 use crate::routing::Routing;
 use crate::shape_constants::{BITS, OTHER_BITS, width};
 use crate::tensor::{Dtype, Tensor};
@@ -55,7 +56,7 @@ pub fn expert_qmv_up(
     }
     assert!(shape.expert_hidden.is_multiple_of(64), "width of experts {}", shape.expert_hidden);
     let top_k = routing.experts.cols;
-    Dispatch::new("expert_qmv_up")
+    Dispatch::new(entries::EXPERT_QMV_UP)
         .shape(shape)
         .constant(BITS, gate.stacked.bits)
         .constant(OTHER_BITS, up.stacked.bits)
@@ -110,7 +111,7 @@ pub fn expert_qmv_down(
     shared_down.check();
     let products = u64::from(routing.pairs()) * u64::from(acts.cols)
         + u64::from(rows) * u64::from(shared_acts.cols);
-    Dispatch::new("expert_qmv_down")
+    Dispatch::new(entries::EXPERT_QMV_DOWN)
         .shape(shape)
         .constant(BITS, down.stacked.bits)
         .constant(OTHER_BITS, shared_down.bits)

@@ -2,6 +2,7 @@
 
 use crate::delta_step::Widths;
 use crate::dispatch::Dispatch;
+use crate::entries;
 use crate::scratch::Scratch;
 use crate::state::DeltaSlots;
 use crate::tables::{ChunkEntry, Tables};
@@ -61,7 +62,7 @@ pub fn gated_delta(
     let tile_flops = |products: u64| u64::from(items) * products * 1024;
     let states = u64::from(tables.spans.rows) * slots.states.row_bytes();
     vec![
-        Dispatch::new("gated_delta_chunks")
+        Dispatch::new(entries::GATED_DELTA_CHUNKS)
             .shape(shape)
             .read(terms.q)
             .read(terms.k)
@@ -75,7 +76,7 @@ pub fn gated_delta(
             .write(decays)
             .grid([heads, chunks, 1], [256, 1, 1])
             .flops(tile_flops(2 * triangle * keys + 2 * triangle * keys)),
-        Dispatch::new("gated_delta_scan")
+        Dispatch::new(entries::GATED_DELTA_SCAN)
             .shape(shape)
             .read(terms.q)
             .read(terms.k)

@@ -1,6 +1,7 @@
 //! The gated norm of DeltaNet outputs: `kernels/gated_norm.metal`.
 
 use crate::dispatch::Dispatch;
+use crate::entries;
 use crate::tensor::{Dtype, Tensor};
 use bytemuck::NoUninit;
 use calla_model::shape::DELTA_HEAD_DIM;
@@ -30,7 +31,7 @@ pub fn gated_norm(o: Tensor, z: Tensor, scale: Tensor, eps: f32, out: Tensor) ->
     assert!(o.cols.is_multiple_of(dim), "heads of {dim} in {} columns", o.cols);
     scale.check_width("scale", dim, Dtype::F32);
     let heads = o.rows * (o.cols / dim);
-    Dispatch::new("gated_norm")
+    Dispatch::new(entries::GATED_NORM)
         .read(o)
         .read(z)
         .read(scale)

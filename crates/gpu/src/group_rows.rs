@@ -1,6 +1,7 @@
 //! Rows sorted by expert: `kernels/group_rows.metal`.
 
 use crate::dispatch::Dispatch;
+use crate::entries;
 use crate::routing::{Grouped, Routing};
 use crate::scratch::Scratch;
 use crate::tensor::Dtype;
@@ -53,26 +54,28 @@ pub fn group_rows(
             .grid([chunks, 1, 1], THREADS)
     };
     if chunks == 1 {
-        return vec![outputs(Dispatch::new("group_rows_once").shape(shape).read(routing.experts))];
+        return vec![outputs(
+            Dispatch::new(entries::GROUP_ROWS_ONCE).shape(shape).read(routing.experts),
+        )];
     }
     let experts = grouped.offsets.cols - 1;
     let counts = scratch.tensor(experts, chunks, Dtype::U32);
     let totals = scratch.tensor(1, experts, Dtype::U32);
     vec![
-        Dispatch::new("group_rows_count")
+        Dispatch::new(entries::GROUP_ROWS_COUNT)
             .shape(shape)
             .read(routing.experts)
             .write(counts)
             .params(&params)
             .grid([chunks, 1, 1], THREADS),
-        Dispatch::new("group_rows_scan")
+        Dispatch::new(entries::GROUP_ROWS_SCAN)
             .shape(shape)
             .read_write(counts)
             .write(totals)
             .params(&params)
             .grid([experts.div_ceil(8), 1, 1], THREADS),
         outputs(
-            Dispatch::new("group_rows_place")
+            Dispatch::new(entries::GROUP_ROWS_PLACE)
                 .shape(shape)
                 .read(routing.experts)
                 .read(counts)

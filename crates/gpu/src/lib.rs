@@ -14,6 +14,7 @@ pub mod delta_step;
 pub mod device;
 pub mod dispatch;
 pub mod embed;
+mod entries;
 pub mod expert_qmm;
 pub mod expert_qmv;
 pub mod gated_delta;

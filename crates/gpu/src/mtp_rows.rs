@@ -1,6 +1,7 @@
 //! Rows on their way to the draft layer: `kernels/mtp_rows.metal`.
 
 use crate::dispatch::Dispatch;
+use crate::entries;
 use crate::tables::Tables;
 use crate::tensor::{Dtype, Tensor};
 use bytemuck::NoUninit;
@@ -25,7 +26,7 @@ pub fn previous_rows(h: Tensor, kept: Tensor, tables: &Tables, out: Tensor) -> D
     check_rows(h, kept, tables);
     out.check("out", h.rows, h.cols, h.dtype);
     let spans = u64::from(tables.spans.rows);
-    let dispatch = Dispatch::new("previous_rows")
+    let dispatch = Dispatch::new(entries::PREVIOUS_ROWS)
         .read_part(h.range, (u64::from(h.rows) - spans) * h.row_bytes())
         .read_part(kept.range, spans * h.row_bytes())
         .read(tables.row_spans)
@@ -45,7 +46,7 @@ pub fn previous_rows(h: Tensor, kept: Tensor, tables: &Tables, out: Tensor) -> D
 pub fn keep_rows(h: Tensor, kept: Tensor, tables: &Tables) -> Dispatch {
     check_rows(h, kept, tables);
     let checkpoints = u64::from(h.rows - tables.spans.rows);
-    let dispatch = Dispatch::new("keep_rows")
+    let dispatch = Dispatch::new(entries::KEEP_ROWS)
         .read(h)
         .read_write_part(kept.range, 0, h.range.len)
         .read(tables.row_spans)
@@ -64,7 +65,7 @@ pub fn keep_rows(h: Tensor, kept: Tensor, tables: &Tables) -> Dispatch {
 pub fn side_by_side(left: Tensor, right: Tensor, out: Tensor) -> Dispatch {
     right.check("right", left.rows, left.cols, left.dtype);
     out.check("out", left.rows, 2 * left.cols, left.dtype);
-    over_rows(Dispatch::new("side_by_side").read(left).read(right).write(out), left)
+    over_rows(Dispatch::new(entries::SIDE_BY_SIDE).read(left).read(right).write(out), left)
 }
 
 fn check_rows(h: Tensor, kept: Tensor, tables: &Tables) {

@@ -1,6 +1,7 @@
 //! Norm and rotary embedding of queries and keys, and the append to the KV pages: `kernels/qk_prep.metal`.
 
 use crate::dispatch::Dispatch;
+use crate::entries;
 use crate::rotations::Rotations;
 use crate::shape_constants::width;
 use crate::state::KvPool;
@@ -57,8 +58,8 @@ pub fn qk_prep(
     widths.check_pool(pool);
     widths.check_tables(tables, rows);
     let entry = match dtype {
-        Dtype::F32 => "qk_prep_f32",
-        Dtype::Bf16 => "qk_prep_bf16",
+        Dtype::F32 => entries::QK_PREP_F32,
+        Dtype::Bf16 => entries::QK_PREP_BF16,
         Dtype::U32 => panic!("q_gate of {dtype:?}"),
     };
 

@@ -4,6 +4,7 @@
 //! the tile.
 
 use crate::dispatch::Dispatch;
+use crate::entries;
 use crate::products::{self, Product, ProductParams};
 use crate::shape_constants::{BITS, IN_DIM, OTHER_BITS};
 use crate::tensor::{Dtype, Tensor};
@@ -72,8 +73,8 @@ struct QmmSwigluParams {
 #[must_use]
 pub fn qmm(x: Tensor, products: &[Product<'_>], add: bool, tile: RowTile) -> Dispatch {
     let entry = match tile {
-        RowTile::R32 => "qmm_r32",
-        RowTile::R64 => "qmm_r64",
+        RowTile::R32 => entries::QMM_R32,
+        RowTile::R64 => entries::QMM_R64,
     };
     let first = products::first(products);
     let dispatch = tiles(Dispatch::new(entry), x, first, first.bits);
@@ -98,8 +99,8 @@ pub fn qmm_swiglu(
     tile: RowTile,
 ) -> Dispatch {
     let entry = match tile {
-        RowTile::R32 => "qmm_swiglu_r32",
-        RowTile::R64 => "qmm_swiglu_r64",
+        RowTile::R32 => entries::QMM_SWIGLU_R32,
+        RowTile::R64 => entries::QMM_SWIGLU_R64,
     };
     assert_eq!((gate.rows, gate.cols), (up.rows, up.cols), "gate and up differ");
     out.check("output", x.rows, gate.rows, Dtype::Bf16);

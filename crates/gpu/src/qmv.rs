@@ -4,6 +4,7 @@
 //! A weight is read once for up to eight rows. A row's result does not depend on the number of rows or its neighbours.
 
 use crate::dispatch::Dispatch;
+use crate::entries;
 use crate::products::{self, Product, ProductParams};
 use crate::shape_constants::{BITS, IN_DIM, OTHER_BITS};
 use crate::tensor::{Dtype, Tensor};
@@ -86,7 +87,8 @@ struct SwigluParams {
 pub fn qmv(input: Input, products: &[Product<'_>], add: bool) -> Dispatch {
     let first = products::first(products);
     let source = Source::of(input);
-    let entry = by_rows(source.rows, ["qmv_1", "qmv_2", "qmv_4", "qmv_8"]);
+    let entry =
+        by_rows(source.rows, [entries::QMV_1, entries::QMV_2, entries::QMV_4, entries::QMV_8]);
     let dispatch = source.bind(Dispatch::new(entry), first, first.bits);
     for product in products {
         source.check_output(product.out);
@@ -115,8 +117,15 @@ pub fn qmv_swiglu(input: Input, gate: &GpuMatrix, up: &GpuMatrix, out: Tensor) -
     assert_eq!((gate.rows, gate.cols), (up.rows, up.cols), "gate and up");
     out.check("out", source.rows, gate.rows, Dtype::F32);
     source.check_output(out);
-    let entry =
-        by_rows(source.rows, ["qmv_swiglu_1", "qmv_swiglu_2", "qmv_swiglu_4", "qmv_swiglu_8"]);
+    let entry = by_rows(
+        source.rows,
+        [
+            entries::QMV_SWIGLU_1,
+            entries::QMV_SWIGLU_2,
+            entries::QMV_SWIGLU_4,
+            entries::QMV_SWIGLU_8,
+        ],
+    );
     up.check();
     let part = |len| u64::from(row_groups(source.rows)) * len;
     source

@@ -1,6 +1,7 @@
 //! RMS norm of rows: `kernels/rms_norm.metal`.
 
 use crate::dispatch::Dispatch;
+use crate::entries;
 use crate::shape_constants::IN_DIM;
 use crate::tensor::{Dtype, Tensor};
 use bytemuck::NoUninit;
@@ -24,8 +25,8 @@ pub fn rms_norm(x: Tensor, scale: Tensor, eps: f32, out: Tensor) -> Dispatch {
     scale.check_width("scale", x.cols, Dtype::F32);
     assert_eq!((out.rows, out.cols), (x.rows, x.cols), "out");
     let entry = match out.dtype {
-        Dtype::F32 => "rms_norm_f32",
-        Dtype::Bf16 => "rms_norm_bf16",
+        Dtype::F32 => entries::RMS_NORM_F32,
+        Dtype::Bf16 => entries::RMS_NORM_BF16,
         Dtype::U32 => panic!("out of {:?}", out.dtype),
     };
     Dispatch::new(entry)

@@ -1,6 +1,7 @@
 //! The draw of a token on the device: `kernels/sample.metal`.
 
 use crate::dispatch::Dispatch;
+use crate::entries;
 use crate::tensor::{Dtype, Tensor};
 use crate::top_candidates::{CANDIDATES, Candidates};
 use bytemuck::{Pod, Zeroable};
@@ -59,7 +60,7 @@ pub fn sample(candidates: &Candidates, samplers: Tensor, out: Tensor) -> Dispatc
     candidates.check(out.rows);
     samplers.check("samplers", out.rows, Sampler::WORDS, Dtype::U32);
     out.check_width("out", 1, Dtype::U32);
-    Dispatch::new("sample")
+    Dispatch::new(entries::SAMPLE)
         .read(candidates.logits)
         .read(candidates.tokens)
         .read(samplers)

@@ -1,6 +1,7 @@
 //! The most likely tokens of each row: `kernels/top_candidates.metal`.
 
 use crate::dispatch::Dispatch;
+use crate::entries;
 use crate::logits::{BLOCK, LogitsParams, THREADS};
 use crate::scratch::Scratch;
 use crate::tensor::{Dtype, Tensor};
@@ -58,13 +59,13 @@ pub fn top_candidates(
     let bad = scratch.tensor(rows, blocks, Dtype::U32);
     vec![
         params
-            .read(Dispatch::new("top_candidates_blocks"), logits)
+            .read(Dispatch::new(entries::TOP_CANDIDATES_BLOCKS), logits)
             .write(keys)
             .write(tokens)
             .write(bad)
             .params(&params)
             .grid([blocks, rows, 1], [THREADS, 1, 1]),
-        Dispatch::new("top_candidates_merge")
+        Dispatch::new(entries::TOP_CANDIDATES_MERGE)
             .read(keys)
             .read(tokens)
             .read(bad)

@@ -1,6 +1,7 @@
 //! Choice of experts: `kernels/top_k.metal`.
 
 use crate::dispatch::Dispatch;
+use crate::entries;
 use crate::routing::Routing;
 use crate::shape_constants::width;
 use crate::tensor::{Dtype, Tensor};
@@ -27,7 +28,7 @@ pub fn top_k(shape: &Shape, logits: Tensor, routing: &Routing) -> Dispatch {
     check_logits(shape, logits, logits.rows);
     routing.check(shape, logits.rows);
     let rows = logits.rows;
-    Dispatch::new("top_k")
+    Dispatch::new(entries::TOP_K)
         .shape(shape)
         .read(logits)
         .write(routing.experts)
