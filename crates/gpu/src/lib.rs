@@ -22,6 +22,7 @@ pub mod gated_norm;
 pub mod group_rows;
 mod logits;
 pub mod mtp_rows;
+pub mod plan;
 pub mod products;
 pub mod qk_prep;
 pub mod qmm;
@@ -42,6 +43,7 @@ pub mod weights;
 
 pub use device::{Device, DeviceError};
 pub use dispatch::{Access, Binding, Dispatch, Traffic};
+pub use plan::{Part, Plan, Recording};
 pub use rotations::Rotations;
 pub use routing::{Grouped, Routing};
 pub use scratch::Scratch;

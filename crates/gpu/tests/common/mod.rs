@@ -2,11 +2,13 @@
 #![allow(dead_code, unreachable_pub, reason = "each test binary uses a part of it")]
 
 pub mod delta;
+pub mod orders;
 pub mod paged;
 pub mod quantised;
 pub mod routed;
 pub mod temporaries;
 pub mod tolerance;
+pub mod toy;
 
 use calla_gpu::{Device as _, Dispatch, Dtype, GpuExperts, GpuMatrix, Tensor};
 use calla_gpu_host::{HostDevice, Options};
