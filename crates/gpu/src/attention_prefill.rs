@@ -2,6 +2,7 @@
 
 use crate::dispatch::Dispatch;
 use crate::entries;
+use crate::limits::HEADS_PER_KV_HEAD_MAX;
 use crate::qk_prep::Widths;
 use crate::state::KvPool;
 use crate::tables::{ChunkEntry, Tables};
@@ -10,7 +11,7 @@ use calla_model::Shape;
 use calla_model::shape::PAGE_TOKENS;
 
 /// Queries of a threadgroup: rows times heads that share keys.
-const QUERIES: u32 = 32;
+const QUERIES: u32 = HEADS_PER_KV_HEAD_MAX as u32;
 /// Most rows of a chunk.
 const CHUNK: u32 = PAGE_TOKENS as u32;
 

@@ -2,6 +2,7 @@
 
 use crate::dispatch::Dispatch;
 use crate::entries;
+use crate::limits::TOP_K_MAX;
 use crate::routing::Routing;
 use crate::shape_constants::{BITS, OTHER_BITS, width};
 use crate::tensor::{Dtype, Tensor};
@@ -99,7 +100,7 @@ pub fn expert_qmv_down(
 ) -> Dispatch {
     let rows = x.rows;
     routing.check(shape, rows);
-    assert!(shape.top_k <= 16, "top {}", shape.top_k);
+    assert!(shape.top_k <= TOP_K_MAX, "top {}", shape.top_k);
     acts.check("acts", routing.pairs(), width(shape.expert_hidden), Dtype::F32);
     shared_acts.check("shared_acts", rows, width(shape.shared_hidden), Dtype::F32);
     shared_gate.check("shared_gate", rows, 1, Dtype::F32);

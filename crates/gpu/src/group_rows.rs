@@ -2,6 +2,7 @@
 
 use crate::dispatch::Dispatch;
 use crate::entries;
+use crate::limits::EXPERTS_MAX;
 use crate::routing::{Grouped, Routing};
 use crate::scratch::Scratch;
 use crate::tensor::Dtype;
@@ -40,7 +41,7 @@ pub fn group_rows(
     let pairs = routing.pairs();
     assert!(pairs > 0, "rows");
     grouped.check(shape, pairs);
-    assert!(shape.experts <= 512, "{} experts", shape.experts);
+    assert!(shape.experts <= EXPERTS_MAX, "{} experts", shape.experts);
     let chunks = pairs.div_ceil(CHUNK);
     let params =
         Params { pairs, chunks, block_rows: grouped.block_rows, max_blocks: grouped.blocks.rows };

@@ -2,6 +2,7 @@
 
 use crate::dispatch::Dispatch;
 use crate::entries;
+use crate::limits::{EXPERTS_MAX, TOP_K_MAX};
 use crate::routing::Routing;
 use crate::shape_constants::width;
 use crate::tensor::{Dtype, Tensor};
@@ -40,6 +41,6 @@ pub fn top_k(shape: &Shape, logits: Tensor, routing: &Routing) -> Dispatch {
 /// Checks router logits of `rows` rows.
 pub(crate) fn check_logits(shape: &Shape, logits: Tensor, rows: u32) {
     logits.check("router logits", rows, width(shape.experts), Dtype::F32);
-    // `EXPERTS_MAX` and `TOP_K_MAX` of kernels/family.h size the kernels' arrays.
-    assert!(shape.experts <= 512 && shape.top_k <= 16, "{} of {}", shape.top_k, shape.experts);
+    let fits = shape.experts <= EXPERTS_MAX && shape.top_k <= TOP_K_MAX;
+    assert!(fits, "{} of {}", shape.top_k, shape.experts);
 }

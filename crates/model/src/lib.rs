@@ -11,6 +11,7 @@ pub mod budget;
 pub mod config;
 pub mod format;
 pub mod matrix;
+mod modules;
 pub mod network;
 pub mod shape;
 
