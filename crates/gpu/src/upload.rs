@@ -10,6 +10,8 @@ use calla_model::{FloatType, Matrix, MatrixData, Network, Shape, VectorKind};
 
 /// What is written at once.
 const PIECE_BYTES: usize = 16 << 20;
+/// Parts of a stack that are shorter are gathered, which costs a copy, and written together.
+const PART_BYTES_MIN: usize = 256 << 10;
 
 /// Why weights cannot be used on a device.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
@@ -206,31 +208,43 @@ impl<'n> Stored<'n> {
     }
 }
 
+impl Array<'_> {
+    /// Whether its parts are written one by one. Small ones would be many writes, and where a part ends that is no multiple
+    /// of 16 bytes no device has to be able to start.
+    fn is_direct(&self) -> bool {
+        let part = self.parts[0].len();
+        self.parts.len() == 1 || part >= PART_BYTES_MIN && part.is_multiple_of(16)
+    }
+}
+
 /// Writes all arrays, in order of their places.
 fn write(device: &mut dyn Device, arrays: &[Array<'_>]) -> Result<(), UploadError> {
     let total = arrays.iter().map(|array| array.range.len).sum();
     let mut done = 0;
     let mut gathered = vec![];
     for array in arrays {
-        let len = array.range.len as usize;
-        for start in (0..len).step_by(PIECE_BYTES) {
-            let end = len.min(start + PIECE_BYTES);
-            let piece = match array.parts[..] {
-                [whole] => &whole[start..end],
-                _ => {
-                    // Parts of a stack may be small, and end where a device cannot start to write.
-                    gathered.resize(end - start, 0);
-                    gather(&array.parts, start, &mut gathered);
-                    &gathered
-                }
-            };
-            let place = array.range.start + start as u64;
-            let range = Range { start: place, len: piece.len() as u64, ..array.range };
-            device.write(range, piece).map_err(|source| {
+        let before = done;
+        let mut write = |piece: &[u8]| -> Result<(), UploadError> {
+            let len = piece.len() as u64;
+            let start = array.range.start + (done - before);
+            let written = device.write(Range { start, len, ..array.range }, piece);
+            written.map_err(|source| {
                 let module = array.module.clone();
                 UploadError::Device { module, done, total, source }
             })?;
-            done += range.len;
+            done += len;
+            Ok(())
+        };
+        if array.is_direct() {
+            let mut pieces = array.parts.iter().flat_map(|part| part.chunks(PIECE_BYTES));
+            pieces.try_for_each(&mut write)?;
+            continue;
+        }
+        let len = array.range.len as usize;
+        for start in (0..len).step_by(PIECE_BYTES) {
+            gathered.resize(PIECE_BYTES.min(len - start), 0);
+            gather(&array.parts, start, &mut gathered);
+            write(&gathered)?;
         }
     }
     Ok(())
