@@ -121,7 +121,7 @@ pub(crate) fn range(range: Range, memory: &Memory) -> Result<ops::Range<u64>, St
     let Place::Buffer(id) = range.place else {
         return Err(format!("{:?} was given no place in a buffer", range.place));
     };
-    let buffer = memory.buffer(id.0).ok_or_else(|| format!("there is no buffer {}", id.0))?;
+    let buffer = memory.buffer(id.0)?;
     let len = buffer.end - buffer.start;
     let end = range.start.checked_add(range.len).filter(|&end| end <= len);
     if end.is_none() {

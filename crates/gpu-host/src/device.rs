@@ -151,6 +151,11 @@ impl Device for HostDevice {
         self.memory.allocate(bytes).map(BufferId).map_err(no_memory)
     }
 
+    fn release(&mut self, buffer: BufferId) -> Result<(), DeviceError> {
+        let failed = |reason| DeviceError::Failed { label: "a release".to_owned(), reason };
+        self.memory.release(buffer.0).map_err(failed)
+    }
+
     fn write(&mut self, range: Range, bytes: &[u8]) -> Result<(), DeviceError> {
         let target = self.bytes("a write", range, bytes.len())?;
         target.copy_from_slice(bytes);

@@ -17,7 +17,13 @@ pub(crate) struct Memory {
     file: File,
     map: MmapMut,
     used: u64,
-    buffers: Vec<ops::Range<u64>>,
+    buffers: Vec<Buffer>,
+}
+
+#[derive(Debug)]
+struct Buffer {
+    place: ops::Range<u64>,
+    released: bool,
 }
 
 impl Memory {
@@ -50,20 +56,38 @@ impl Memory {
         self.file.set_len(end)?;
         self.used = end;
         self.map[start as usize..(start + len) as usize].fill(0xff);
-        self.buffers.push(start..start + len);
+        self.buffers.push(Buffer { place: start..start + len, released: false });
         Ok(self.buffers.len() as u32 - 1)
     }
 
+    /// Gives the memory of a buffer back. Its place in the file stays its own, so that nothing else is found there.
+    pub(crate) fn release(&mut self, index: u32) -> Result<(), String> {
+        let place = self.buffer(index)?;
+        let (offset, len) = (place.start.cast_signed(), (place.end - place.start).cast_signed());
+        let mode = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
+        // SAFETY: the descriptor is open. What the hole takes away reads as zeros; no reference to it is held, as `self` is
+        // borrowed to change, and the executor touches buffers only while `run` waits for it.
+        if len > 0 && unsafe { libc::fallocate(self.descriptor(), mode, offset, len) } != 0 {
+            return Err(io::Error::last_os_error().to_string());
+        }
+        self.buffers[index as usize].released = true;
+        Ok(())
+    }
+
     /// Where a buffer lies in the file.
-    pub(crate) fn buffer(&self, index: u32) -> Option<ops::Range<u64>> {
-        self.buffers.get(index as usize).cloned()
+    pub(crate) fn buffer(&self, index: u32) -> Result<ops::Range<u64>, String> {
+        match self.buffers.get(index as usize) {
+            None => Err(format!("there is no buffer {index}")),
+            Some(buffer) if buffer.released => Err(format!("buffer {index} was released")),
+            Some(buffer) => Ok(buffer.place.clone()),
+        }
     }
 
     /// Whether something was written between a buffer and the next one. Puts it right.
     pub(crate) fn strayed_after(&mut self, index: u32) -> bool {
         let Some(buffer) = self.buffers.get(index as usize) else { return false };
-        let next = self.buffers.get(index as usize + 1).map_or(self.used, |next| next.start);
-        let gap = &mut self.map[buffer.end as usize..next as usize];
+        let next = self.buffers.get(index as usize + 1).map_or(self.used, |next| next.place.start);
+        let gap = &mut self.map[buffer.place.end as usize..next as usize];
         let strayed = gap.iter().any(|&byte| byte != 0);
         gap.fill(0);
         strayed
@@ -81,5 +105,30 @@ impl Memory {
     /// Bytes of the file, as [`Memory::buffer`] gives them.
     pub(crate) fn bytes(&mut self, range: ops::Range<u64>) -> &mut [u8] {
         &mut self.map[range.start as usize..range.end as usize]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::MetadataExt as _;
+
+    #[test]
+    fn what_is_released_takes_no_memory() {
+        let mut memory = Memory::new().unwrap();
+        let sizes = [100, 1 << 20, 0, 200];
+        let buffers = sizes.map(|bytes| memory.allocate(bytes).unwrap());
+        let taken = |memory: &Memory| memory.file.metadata().unwrap().blocks() * 512;
+        let before = taken(&memory);
+        memory.release(buffers[1]).unwrap();
+        memory.release(buffers[2]).unwrap();
+        // All but the pages that it has in common with its neighbours.
+        assert!(before - taken(&memory) >= (1 << 20) - 2 * 4096);
+        for index in [0, 3] {
+            let place = memory.buffer(buffers[index]).unwrap();
+            assert!(memory.bytes(place).iter().all(|&byte| byte == 0xff));
+            assert!(!memory.strayed_after(buffers[index]));
+        }
+        assert!(memory.release(buffers[2]).unwrap_err().contains("was released"));
     }
 }

@@ -284,3 +284,27 @@ fn writes_and_reads_stay_in_their_buffers() {
     assert!(device.read(Range { start: u64::MAX, ..y.range }, &mut [0; 16]).is_err());
     assert!(device.allocate("too much", u64::MAX).is_err());
 }
+
+#[test]
+fn a_released_buffer_is_gone_and_its_neighbours_are_not() {
+    let Some(mut device) = device(&build(false), &kernel("y[i] = 1.0f;")) else { return };
+    let values = [[1.0; 64], [2.0; 64], [3.0; 64]].map(|values| f32s(&mut device, &values));
+    let Place::Buffer(buffer) = values[1].range.place else { panic!("no buffer") };
+    device.release(buffer).unwrap();
+    for (value, tensor) in [(1.0, values[0]), (3.0, values[2])] {
+        assert_eq!(get::<f32>(&mut device, tensor), [value; 64]);
+        device.run(&[dispatch(tensor)], &[1]).unwrap();
+        assert_eq!(get::<f32>(&mut device, tensor), [1.0; 64]);
+    }
+    let errors = [
+        device.read(values[1].range, &mut [0; 256]),
+        device.write(values[1].range, &[0; 256]),
+        device.run(&[dispatch(values[1])], &[1]),
+        device.release(buffer),
+    ];
+    for error in errors {
+        let error = error.unwrap_err().to_string();
+        assert!(error.contains("buffer 1 was released"), "{error}");
+    }
+    assert!(device.release(BufferId(3)).is_err());
+}

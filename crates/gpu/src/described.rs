@@ -65,6 +65,14 @@ impl Device for Described {
         Ok(self.layout.other(label, bytes.next_multiple_of(16)))
     }
 
+    fn release(&mut self, buffer: BufferId) -> Result<(), DeviceError> {
+        if self.layout.release(buffer) {
+            return Ok(());
+        }
+        let reason = format!("there is no buffer {}", buffer.0);
+        Err(DeviceError::Failed { label: "a release".to_owned(), reason })
+    }
+
     fn write(&mut self, range: Range, _: &[u8]) -> Result<(), DeviceError> {
         self.check("a write", range)
     }

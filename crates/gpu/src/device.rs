@@ -42,6 +42,12 @@ pub trait Device: Send {
     /// If there is not the memory.
     fn allocate(&mut self, label: &str, bytes: u64) -> Result<BufferId, DeviceError>;
 
+    /// Frees a buffer. Waits for what runs.
+    ///
+    /// # Errors
+    /// If there is no such buffer, as after it was released, or the device failed.
+    fn release(&mut self, buffer: BufferId) -> Result<(), DeviceError>;
+
     /// Copies bytes to a buffer. Waits for what runs.
     ///
     /// # Errors

@@ -28,6 +28,7 @@ pub(crate) struct Layout {
 struct Buffer {
     label: String,
     bytes: u64,
+    is_released: bool,
 }
 
 impl Layout {
@@ -60,9 +61,17 @@ impl Layout {
 
     /// Adds a buffer that holds something else.
     pub(crate) fn other(&mut self, label: &str, bytes: u64) -> BufferId {
-        self.buffers.push(Buffer { label: label.to_owned(), bytes });
+        self.buffers.push(Buffer { label: label.to_owned(), bytes, is_released: false });
         self.is_closed = true;
         self.id()
+    }
+
+    /// Takes a buffer away: `false` if there is no such.
+    pub(crate) fn release(&mut self, id: BufferId) -> bool {
+        let buffer = self.buffers.get_mut(id.0 as usize).filter(|buffer| !buffer.is_released);
+        let Some(buffer) = buffer else { return false };
+        (buffer.bytes, buffer.is_released, self.is_closed) = (0, true, true);
+        true
     }
 
     /// Bytes of all buffers.
@@ -72,13 +81,14 @@ impl Layout {
 
     /// Bytes of one buffer.
     pub(crate) fn buffer_bytes(&self, id: BufferId) -> Option<u64> {
-        self.buffers.get(id.0 as usize).map(|buffer| buffer.bytes)
+        let buffer = self.buffers.get(id.0 as usize).filter(|buffer| !buffer.is_released);
+        buffer.map(|buffer| buffer.bytes)
     }
 
     /// Allocates the buffers.
     pub(crate) fn allocate(&self, device: &mut dyn Device) -> Result<Vec<BufferId>, UploadError> {
         let (mut ids, mut done) = (vec![], 0);
-        for Buffer { label, bytes } in &self.buffers {
+        for Buffer { label, bytes, .. } in &self.buffers {
             let id = device.allocate(label, *bytes);
             let total = self.bytes();
             ids.push(id.map_err(|source| UploadError::Memory { done, total, source })?);
@@ -100,7 +110,8 @@ impl Layout {
         }
         let full = |buffer: &Buffer| buffer.bytes + bytes > BUFFER_BYTES;
         if self.is_closed || self.buffers.last().is_none_or(full) {
-            self.buffers.push(Buffer { label: format!("weights from {module} on"), bytes: 0 });
+            let label = format!("weights from {module} on");
+            self.buffers.push(Buffer { label, bytes: 0, is_released: false });
             self.is_closed = false;
         }
         let place = Place::Buffer(self.id());

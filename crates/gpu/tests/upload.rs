@@ -49,6 +49,11 @@ impl Device for Memory {
         Ok(BufferId(self.buffers.len() as u32 - 1))
     }
 
+    fn release(&mut self, buffer: BufferId) -> Result<(), DeviceError> {
+        self.buffers[buffer.0 as usize].clear();
+        Ok(())
+    }
+
     fn write(&mut self, range: Range, bytes: &[u8]) -> Result<(), DeviceError> {
         if let Some(left) = &mut self.writes_left {
             if *left == 0 {
