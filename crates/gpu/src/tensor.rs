@@ -35,6 +35,7 @@ impl Range {
     #[must_use]
     pub fn overlaps(&self, other: &Self) -> bool {
         self.place == other.place
+            && self.len.min(other.len) > 0
             && self.start < other.start + other.len
             && other.start < self.start + self.len
     }

@@ -15,8 +15,9 @@ pub(super) struct Lifetime {
 }
 
 impl Lifetime {
-    fn overlaps(&self, other: &Self) -> bool {
-        self.first <= other.last && other.first <= self.last
+    /// In how many stages it lives.
+    fn stages(&self) -> u64 {
+        u64::from(self.last - self.first) + 1
     }
 }
 
@@ -34,64 +35,84 @@ pub(super) struct Placement {
 /// To find the least peak is NP-hard. This takes the tensors one after the other, puts each into the smallest gap among
 /// those that live with it, and keeps the best of a few orders.
 pub(super) fn place(tensors: &[Lifetime]) -> Placement {
-    let least = most_alive(tensors);
-    let keys: [fn(&Lifetime) -> [u64; 2]; 3] = [
-        |tensor| [tensor.bytes, length(tensor)],
-        |tensor| [length(tensor), tensor.bytes],
-        |tensor| [tensor.bytes * length(tensor), tensor.bytes],
+    let stages = Stages::new(tensors);
+    let least = stages.most_alive(tensors);
+    let keys: [fn(&Lifetime) -> [u64; 2]; 4] = [
+        |tensor| [tensor.bytes, tensor.stages()],
+        |tensor| [tensor.stages(), tensor.bytes],
+        |tensor| [tensor.bytes * tensor.stages(), tensor.bytes],
+        |tensor| [u64::from(u32::MAX - tensor.first), tensor.bytes],
     ];
-    let mut best: Option<Placement> = None;
-    for key in keys {
-        let placement = place_by(tensors, key);
-        if best.as_ref().is_none_or(|best| placement.peak < best.peak) {
-            best = Some(placement);
-        }
-        if best.as_ref().is_some_and(|best| best.peak == least) {
-            break;
+    let mut best = place_by(tensors, &stages, keys[0]);
+    for &key in &keys[1..] {
+        if best.peak > least {
+            let other = place_by(tensors, &stages, key);
+            best = if other.peak < best.peak { other } else { best };
         }
     }
-    best.unwrap_or(Placement { offsets: vec![], peak: 0 })
+    best
 }
 
-/// Most bytes that live in one stage. No placement has a lower peak.
-pub(super) fn most_alive(tensors: &[Lifetime]) -> u64 {
-    // What is alive can only become more where a tensor begins.
-    let alive = |at: &Lifetime| -> u64 {
-        let living = |tensor: &&Lifetime| (tensor.first..=tensor.last).contains(&at.first);
-        tensors.iter().filter(living).map(|tensor| tensor.bytes).sum()
-    };
-    tensors.iter().map(alive).max().unwrap_or(0)
+/// Which tensors live in each stage, so that a tensor is compared only with those that live with it.
+struct Stages {
+    /// All that live in a stage.
+    alive: Vec<Vec<usize>>,
+    /// Those of them that begin there.
+    begin: Vec<Vec<usize>>,
 }
 
-fn length(tensor: &Lifetime) -> u64 {
-    u64::from(tensor.last - tensor.first) + 1
+impl Stages {
+    fn new(tensors: &[Lifetime]) -> Self {
+        let count = tensors.iter().map(|tensor| tensor.last as usize + 1).max().unwrap_or(0);
+        let mut stages = Self { alive: vec![vec![]; count], begin: vec![vec![]; count] };
+        for (index, tensor) in tensors.iter().enumerate() {
+            stages.begin[tensor.first as usize].push(index);
+            for alive in &mut stages.alive[tensor.first as usize..=tensor.last as usize] {
+                alive.push(index);
+            }
+        }
+        stages
+    }
+
+    /// Most bytes that live in one stage. No placement has a lower peak.
+    fn most_alive(&self, tensors: &[Lifetime]) -> u64 {
+        let bytes = |alive: &Vec<usize>| alive.iter().map(|&index| tensors[index].bytes).sum();
+        self.alive.iter().map(bytes).max().unwrap_or(0)
+    }
+
+    /// Those that live at a time with a tensor, itself among them.
+    fn with(&self, tensor: &Lifetime) -> impl Iterator<Item = usize> {
+        let (first, last) = (tensor.first as usize, tensor.last as usize);
+        let later = self.begin[first..=last].iter().skip(1).flatten();
+        self.alive[first].iter().chain(later).copied()
+    }
 }
 
 /// Places tensors of larger keys first.
-fn place_by(tensors: &[Lifetime], key: fn(&Lifetime) -> [u64; 2]) -> Placement {
+fn place_by(tensors: &[Lifetime], stages: &Stages, key: fn(&Lifetime) -> [u64; 2]) -> Placement {
     let mut order: Vec<usize> = (0..tensors.len()).collect();
     order.sort_by_key(|&index| std::cmp::Reverse(key(&tensors[index])));
-    let mut offsets = vec![0_u64; tensors.len()];
-    // Those placed already, by offset.
-    let mut placed: Vec<usize> = vec![];
+    let mut offsets: Vec<Option<u64>> = vec![None; tensors.len()];
     let mut peak = 0;
     for index in order {
         let tensor = &tensors[index];
+        let bytes_of = |other: usize| Some((offsets[other]?, tensors[other].bytes));
+        let mut taken: Vec<(u64, u64)> = stages.with(tensor).filter_map(bytes_of).collect();
+        taken.sort_unstable();
         let mut best: Option<(u64, u64)> = None;
         let mut end = 0;
-        for &other in placed.iter().filter(|&&other| tensor.overlaps(&tensors[other])) {
-            let gap = offsets[other].saturating_sub(end);
+        for (offset, bytes) in taken {
+            let gap = offset.saturating_sub(end);
             if gap >= tensor.bytes && best.is_none_or(|(smallest, _)| gap < smallest) {
                 best = Some((gap, end));
             }
-            end = end.max(offsets[other] + tensors[other].bytes);
+            end = end.max(offset + bytes);
         }
         let offset = best.map_or(end, |(_, offset)| offset);
-        offsets[index] = offset;
+        offsets[index] = Some(offset);
         peak = peak.max(offset + tensor.bytes);
-        placed.insert(placed.partition_point(|&other| offsets[other] < offset), index);
     }
-    Placement { offsets, peak }
+    Placement { offsets: offsets.into_iter().flatten().collect(), peak }
 }
 
 #[cfg(test)]
@@ -99,8 +120,8 @@ mod tests {
     use super::*;
     use calla_testkit::Random;
 
-    /// How far above the least possible peak random tensors may end: the worst of 2000 sets is 1.24, their mean 1.016.
-    const PEAK_OVER_LEAST: f64 = 1.25;
+    /// How far above the least possible peak random tensors may end: the worst of 2000 sets is 1.15, their mean 1.014.
+    const PEAK_OVER_LEAST: f64 = 1.2;
 
     fn check(tensors: &[Lifetime], placement: &Placement) {
         let end = |index: usize| placement.offsets[index] + tensors[index].bytes;
@@ -108,8 +129,10 @@ mod tests {
         for a in 0..tensors.len() {
             assert!(placement.offsets[a].is_multiple_of(ALIGNMENT));
             for b in 0..a {
+                let together =
+                    tensors[a].first <= tensors[b].last && tensors[b].first <= tensors[a].last;
                 let apart = end(a) <= placement.offsets[b] || end(b) <= placement.offsets[a];
-                assert!(apart || !tensors[a].overlaps(&tensors[b]), "{tensors:?} {placement:?}");
+                assert!(apart || !together, "{tensors:?} {placement:?}");
             }
         }
     }
@@ -136,7 +159,7 @@ mod tests {
             let tensors = random(seed);
             let placement = place(&tensors);
             check(&tensors, &placement);
-            let least = most_alive(&tensors);
+            let least = Stages::new(&tensors).most_alive(&tensors);
             let over = if least > 0 { placement.peak as f64 / least as f64 } else { 1.0 };
             worst = worst.max(over);
         }
