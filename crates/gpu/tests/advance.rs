@@ -4,6 +4,7 @@ mod common;
 
 use calla_gpu::advance::{Kept, advance};
 use calla_gpu::sample::Sampler;
+use calla_gpu::step_tables::StepTables;
 use calla_gpu::{Device as _, Dtype, SpanEntry, Tables, Tensor};
 use calla_gpu_host::HostDevice;
 use calla_ops::sample::Sampling;
@@ -46,21 +47,15 @@ fn samplers(rows: u32, generated: u64) -> Vec<Sampler> {
 
 impl Step {
     fn new(device: &mut HostDevice, rows: u32, generated: u64) -> Self {
-        let column = |device: &mut HostDevice, first: u32| {
-            let values: Vec<u32> = (first..first + rows).collect();
-            common::u32s(device, &values, 1)
+        let tables = StepTables {
+            tokens: (40..40 + rows).collect(),
+            positions: (100..100 + rows).collect(),
+            row_spans: (0..rows).collect(),
+            spans: spans(rows),
+            outputs: (0..rows).collect(),
+            ..StepTables::default()
         };
-        let nothing = common::output(device, 1, 1, Dtype::U32);
-        let tables = Tables {
-            tokens: column(device, 40),
-            positions: column(device, 100),
-            row_spans: column(device, 0),
-            spans: common::u32s(device, bytemuck::cast_slice(&spans(rows)), 8),
-            pages: nothing,
-            checkpoints: nothing,
-            chunks: nothing,
-            outputs: column(device, 0),
-        };
+        let tables = common::tables(device, &tables);
         let kept = Kept {
             tokens: common::output(device, STEPS, rows as usize, Dtype::U32),
             step: common::u32s(device, &[0], 1),
@@ -68,7 +63,7 @@ impl Step {
         let samplers = bytemuck::cast_slice(&samplers(rows, generated)).to_vec();
         Self {
             tables,
-            chosen: column(device, 7),
+            chosen: common::u32s(device, &(7..7 + rows).collect::<Vec<_>>(), 1),
             samplers: common::u32s(device, &samplers, 8),
             kept,
         }

@@ -3,6 +3,7 @@
 mod common;
 
 use calla_gpu::mtp_rows::{keep_rows, previous_rows, side_by_side};
+use calla_gpu::step_tables::StepTables;
 use calla_gpu::{Dtype, SpanEntry, Tables};
 use calla_gpu_host::HostDevice;
 use calla_ops::Rows;
@@ -20,7 +21,7 @@ impl Layout {
     fn new(random: &mut Random, lengths: &[(usize, bool)]) -> Self {
         let slots = lengths.iter().map(|(rows, _)| rows + 1).sum::<usize>() + 2;
         let mut free = random.distinct(slots, slots).into_iter().map(|slot| slot as u32);
-        let mut layout = Self { spans: vec![], checkpoints: vec![7], rows: 0, slots };
+        let mut layout = Self { spans: vec![], checkpoints: vec![], rows: 0, slots };
         for &(rows, with_checkpoints) in lengths {
             let count = if with_checkpoints { rows - 1 } else { 0 };
             let first_checkpoint = layout.checkpoints.len() as u32;
@@ -43,18 +44,14 @@ impl Layout {
         let spans = self.spans.iter();
         let row_spans: Vec<u32> =
             (0..).zip(spans).flat_map(|(i, span)| vec![i; span.rows as usize]).collect();
-        let mut list = |values: &[u32], cols| common::u32s(device, values, cols);
-        let none = list(&[u32::MAX], 1);
-        Tables {
-            tokens: none,
-            positions: none,
-            row_spans: list(&row_spans, 1),
-            spans: list(bytemuck::cast_slice(&self.spans), 8),
-            pages: none,
-            checkpoints: list(&self.checkpoints, self.checkpoints.len()),
-            chunks: none,
-            outputs: none,
-        }
+        let tables = StepTables {
+            tokens: vec![u32::MAX; self.rows],
+            row_spans,
+            spans: self.spans.clone(),
+            checkpoints: self.checkpoints.clone(),
+            ..StepTables::default()
+        };
+        common::tables(device, &tables)
     }
 }
 

@@ -1,6 +1,7 @@
 //! What the tests of Gated DeltaNet share: layers, spans over slots, and the reference over them.
 
-use super::{bf16s, f32s, rounded, rows, u32s, vector};
+use super::{bf16s, f32s, rounded, rows, vector};
+use calla_gpu::step_tables::StepTables;
 use calla_gpu::{ChunkEntry, DeltaSlots, Dtype, GpuMatrix, GpuParts, SpanEntry, Tables, Tensor};
 use calla_gpu_host::HostDevice;
 use calla_model::network::{CheckpointParts, DeltaNet, Mixer};
@@ -152,22 +153,15 @@ impl Layout {
     pub fn tables(&self, device: &mut HostDevice, chunks: &[ChunkEntry]) -> Tables {
         let row_spans: Vec<u32> =
             (0..).zip(&self.spans).flat_map(|(i, span)| vec![i; span.rows as usize]).collect();
-        let mut list = |values: &[u32], cols| u32s(device, values, cols);
-        let none = list(&[0], 1);
-        Tables {
-            tokens: none,
-            positions: none,
-            row_spans: list(&row_spans, 1),
-            spans: list(bytemuck::cast_slice(&self.spans), 8),
-            pages: none,
-            checkpoints: if self.checkpoints.is_empty() {
-                none
-            } else {
-                list(&self.checkpoints, self.checkpoints.len())
-            },
-            chunks: if chunks.is_empty() { none } else { list(bytemuck::cast_slice(chunks), 3) },
-            outputs: none,
-        }
+        let tables = StepTables {
+            tokens: vec![u32::MAX; self.rows()],
+            row_spans,
+            spans: self.spans.clone(),
+            checkpoints: self.checkpoints.clone(),
+            chunks: chunks.to_vec(),
+            ..StepTables::default()
+        };
+        super::tables(device, &tables)
     }
 }
 

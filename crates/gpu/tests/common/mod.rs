@@ -10,7 +10,10 @@ pub mod temporaries;
 pub mod tolerance;
 pub mod toy;
 
-use calla_gpu::{Device as _, Dispatch, Dtype, GpuExperts, GpuMatrix, Tensor};
+use calla_gpu::step_tables::{StepTables, TableBuffer};
+use calla_gpu::{
+    Device as _, Dispatch, Dtype, GpuExperts, GpuMatrix, Place, Range, Tables, Tensor,
+};
 use calla_gpu_host::{HostDevice, Options};
 use calla_model::matrix::MatrixData;
 use calla_model::{Experts, Matrix};
@@ -91,6 +94,16 @@ pub fn u32s(device: &mut HostDevice, values: &[u32], cols: usize) -> Tensor {
     tensor
 }
 
+/// A step's tables as a runner puts them; of those that are missing nothing is defined.
+pub fn tables(device: &mut HostDevice, tables: &StepTables) -> Tables {
+    let bytes = tables.to_bytes();
+    let whole = output(device, 1, bytes.len() / 4 + 1, Dtype::U32);
+    let Place::Buffer(buffer) = whole.range.place else { panic!("no buffer") };
+    let range = Range { len: bytes.len() as u64, ..whole.range };
+    device.write(range, &bytes).expect("a write");
+    TableBuffer { buffer, bytes: whole.range.len }.tables(tables.counts()).expect("room")
+}
+
 /// A 4- or 8-bit matrix.
 pub fn matrix(device: &mut HostDevice, matrix: &Matrix) -> GpuMatrix {
     stacked(device, std::slice::from_ref(matrix))
@@ -116,7 +129,7 @@ fn stacked(device: &mut HostDevice, matrices: &[Matrix]) -> GpuMatrix {
     }
     let [packed, scales, biases] = bytes.map(|bytes| {
         let tensor = output(device, 1, bytes.len().div_ceil(4), Dtype::U32);
-        let range = calla_gpu::Range { len: bytes.len() as u64, ..tensor.range };
+        let range = Range { len: bytes.len() as u64, ..tensor.range };
         device.write(range, &bytes).expect("a write");
         range
     });

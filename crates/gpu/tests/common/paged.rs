@@ -1,11 +1,13 @@
 //! Sequences over shuffled pages: the tables of their rows, the pool on the device, and the reference's.
 
-use super::{output, u32s};
-use calla_gpu::{ChunkEntry, Device as _, Dtype, KvPool, SpanEntry, Tables, Tensor};
+use super::output;
+use calla_gpu::cache::DeviceCache;
+use calla_gpu::step_tables::StepTables;
+use calla_gpu::{ChunkEntry, Described, Device as _, Dtype, KvPool, Tables, Tensor};
 use calla_gpu_host::HostDevice;
 use calla_model::shape::{HEAD_DIM, PAGE_TOKENS};
 use calla_model::{LayerKind, Shape};
-use calla_ops::{CacheSize, HostCache, Rows, Span, SpanKind, attention, cache};
+use calla_ops::{Batch, CacheSize, HostCache, Rows, Span, SpanKind, attention, cache};
 use calla_testkit::{Random, shapes};
 use half::bf16;
 use std::ops::Range;
@@ -44,13 +46,13 @@ impl Layout {
         let mut free = random.distinct(pages, pages);
         let none = free.pop().expect("two more than are used");
         let mut row = 0;
-        let spans = positions.iter().map(|range| {
+        let spans = positions.iter().enumerate().map(|(slot, range)| {
             let rows = row..row + range.len();
             row = rows.end;
             let mut pages = vec![none; missing(range)];
             pages.extend(free.split_off(free.len() - pages_of(range)));
             let (position, kind) = (range.start, SpanKind::Prefill);
-            Span { kind, rows, position, slot: 0, pages, checkpoints: vec![] }
+            Span { kind, rows, position, slot, pages, checkpoints: vec![] }
         });
         Self { spans: spans.collect(), pages }
     }
@@ -61,38 +63,27 @@ impl Layout {
 
     /// The tables on the device, with chunks of as many rows as `chunk` says.
     pub fn tables(&self, device: &mut HostDevice, mut chunk: impl FnMut() -> usize) -> Tables {
-        let (mut positions, mut row_spans, mut pages) = (vec![], vec![], vec![]);
-        let (mut spans, mut chunks) = (vec![], vec![]);
+        let size = CacheSize { pages: self.pages, slots: self.spans.len() };
+        let cache =
+            DeviceCache::new(&mut Described::new(false), &shape(1, 1), size, size.slots, false)
+                .expect("no memory is needed");
+        let batch =
+            Batch::new(vec![0; self.rows()], self.spans.clone(), vec![], 1, size).expect("spans");
+        let mut tables = StepTables::new(&batch, &cache.begin(&self.spans).expect("spare slots"));
+        tables.chunks.clear();
         for (i, span) in (0..).zip(&self.spans) {
-            positions.extend(span.rows.clone().map(|row| span.position_of(row) as u32));
-            row_spans.extend(span.rows.clone().map(|_| i));
             let mut next = span.rows.start;
             while next < span.rows.end {
                 let rows = chunk().min(span.rows.end - next);
-                chunks.push(ChunkEntry { first_row: next as u32, rows: rows as u32, span: i });
+                tables.chunks.push(ChunkEntry {
+                    first_row: next as u32,
+                    rows: rows as u32,
+                    span: i,
+                });
                 next += rows;
             }
-            spans.push(SpanEntry {
-                first_row: span.rows.start as u32,
-                rows: span.rows.len() as u32,
-                position: span.position as u32,
-                first_page: pages.len() as u32,
-                ..SpanEntry::default()
-            });
-            pages.extend(span.pages.iter().map(|&page| page as u32));
         }
-        let mut list = |values: &[u32], cols| u32s(device, values, cols);
-        let none = list(&[u32::MAX], 1);
-        Tables {
-            tokens: none,
-            positions: list(&positions, 1),
-            row_spans: list(&row_spans, 1),
-            spans: list(bytemuck::cast_slice(&spans), 8),
-            pages: list(&pages, pages.len()),
-            checkpoints: none,
-            chunks: list(bytemuck::cast_slice(&chunks), 3),
-            outputs: none,
-        }
+        super::tables(device, &tables)
     }
 
     /// The reference's pool, all NaN.
