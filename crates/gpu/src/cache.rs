@@ -17,6 +17,7 @@ use crate::tensor::{Range, Tensor};
 use calla_model::Shape;
 use calla_model::budget::{kv_bytes, recurrent_state_bytes};
 use calla_model::shape::PAGE_TOKENS;
+use calla_ops::cache::{check_index, check_len, resize};
 use calla_ops::{CacheError, CacheSize, Span};
 use moves::Slots;
 use storage::Storage;
@@ -151,7 +152,7 @@ impl DeviceCache {
     /// # Errors
     /// If there is no such slot.
     pub fn clear_slot(&self, slot: usize) -> Result<Vec<Dispatch>, CacheError> {
-        let slot = self.slots.physical(slot)?;
+        let slot = self.slot(slot)?;
         Ok(self.storage.slot_parts().map(|part| clear(entry(part, slot))).collect())
     }
 
@@ -160,7 +161,7 @@ impl DeviceCache {
     /// # Errors
     /// If there is no such slot.
     pub fn copy_slot(&self, from: usize, to: usize) -> Result<Vec<Dispatch>, CacheError> {
-        let (from, to) = (self.slots.physical(from)?, self.slots.physical(to)?);
+        let (from, to) = (self.slot(from)?, self.slot(to)?);
         Ok(copies(self.storage.slot_parts(), from, to))
     }
 
@@ -196,7 +197,7 @@ impl DeviceCache {
         slot: usize,
         out: &mut Vec<u8>,
     ) -> Result<(), StateError> {
-        let slot = self.slots.physical(slot)?;
+        let slot = self.slot(slot)?;
         resize("slots", self.slot_bytes(), out)?;
         Ok(read(device, self.storage.slot_parts(), slot, out)?)
     }
@@ -211,7 +212,7 @@ impl DeviceCache {
         slot: usize,
         bytes: &[u8],
     ) -> Result<(), StateError> {
-        let slot = self.slots.physical(slot)?;
+        let slot = self.slot(slot)?;
         check_len("slot", self.slot_bytes(), bytes)?;
         Ok(write(device, self.storage.slot_parts(), slot, bytes)?)
     }
@@ -247,10 +248,15 @@ impl DeviceCache {
         Ok(write(device, self.storage.page_parts(), page, bytes)?)
     }
 
-    fn page(&self, index: usize) -> Result<u32, CacheError> {
-        let count = self.size.pages;
-        let page = u32::try_from(index).ok().filter(|_| index < count);
-        page.ok_or(CacheError::Missing { what: "page", index, count })
+    /// Where a slot lies in its tensors.
+    fn slot(&self, slot: usize) -> Result<u64, CacheError> {
+        self.slots.physical(slot).map(u64::from)
+    }
+
+    /// Where a page lies in its tensors.
+    fn page(&self, page: usize) -> Result<u64, CacheError> {
+        check_index("page", page, self.size.pages)?;
+        Ok(page as u64)
     }
 }
 
@@ -272,12 +278,12 @@ fn clears(tensor: Tensor) -> impl Iterator<Item = Dispatch> {
 }
 
 /// One page or slot of a layer's part.
-fn entry(part: Tensor, index: u32) -> Range {
+fn entry(part: Tensor, index: u64) -> Range {
     let len = part.row_bytes();
-    Range { place: part.range.place, start: part.range.start + u64::from(index) * len, len }
+    Range { place: part.range.place, start: part.range.start + index * len, len }
 }
 
-fn copies(parts: impl Iterator<Item = Tensor>, from: u32, to: u32) -> Vec<Dispatch> {
+fn copies(parts: impl Iterator<Item = Tensor>, from: u64, to: u64) -> Vec<Dispatch> {
     // A copy onto itself is none.
     let parts = parts.filter(|_| from != to);
     parts.map(|part| copy(entry(part, from), entry(part, to))).collect()
@@ -287,24 +293,10 @@ fn bytes_of(parts: impl Iterator<Item = Tensor>) -> usize {
     parts.map(|part| part.row_bytes() as usize).sum()
 }
 
-fn check_len(what: &'static str, expected: usize, bytes: &[u8]) -> Result<(), CacheError> {
-    let actual = bytes.len();
-    if actual == expected { Ok(()) } else { Err(CacheError::Length { what, expected, actual }) }
-}
-
-/// Makes `out` hold one slot or page of `len` bytes.
-fn resize(what: &'static str, len: usize, out: &mut Vec<u8>) -> Result<(), CacheError> {
-    out.clear();
-    let reserved = out.try_reserve_exact(len);
-    reserved.map_err(|_| CacheError::Allocation { what, count: 1, bytes: len as u128 })?;
-    out.resize(len, 0);
-    Ok(())
-}
-
 fn read(
     device: &mut dyn Device,
     parts: impl Iterator<Item = Tensor>,
-    index: u32,
+    index: u64,
     out: &mut [u8],
 ) -> Result<(), DeviceError> {
     let mut rest = out;
@@ -319,7 +311,7 @@ fn read(
 fn write(
     device: &mut dyn Device,
     parts: impl Iterator<Item = Tensor>,
-    index: u32,
+    index: u64,
     bytes: &[u8],
 ) -> Result<(), DeviceError> {
     let mut rest = bytes;

@@ -242,7 +242,7 @@ impl HostCache {
     /// # Errors
     /// If there is no such slot, or not the memory for its bytes.
     pub fn read_slot(&mut self, slot: usize, out: &mut Vec<u8>) -> Result<(), CacheError> {
-        check("slot", slot, self.size.slots)?;
+        check_index("slot", slot, self.size.slots)?;
         resize("slots", self.slot_bytes(), out)?;
         read(self.slot_parts(), slot, out);
         Ok(())
@@ -253,7 +253,7 @@ impl HostCache {
     /// # Errors
     /// If there is no such slot or the bytes are not as many as a slot takes.
     pub fn write_slot(&mut self, slot: usize, bytes: &[u8]) -> Result<(), CacheError> {
-        check("slot", slot, self.size.slots)?;
+        check_index("slot", slot, self.size.slots)?;
         check_len("slot", self.slot_bytes(), bytes)?;
         write(self.slot_parts(), slot, bytes);
         Ok(())
@@ -264,7 +264,7 @@ impl HostCache {
     /// # Errors
     /// If there is no such page, or not the memory for its bytes.
     pub fn read_page(&mut self, page: usize, out: &mut Vec<u8>) -> Result<(), CacheError> {
-        check("page", page, self.size.pages)?;
+        check_index("page", page, self.size.pages)?;
         resize("KV pages", self.page_bytes(), out)?;
         read(self.page_parts(), page, out);
         Ok(())
@@ -275,24 +275,35 @@ impl HostCache {
     /// # Errors
     /// If there is no such page or the bytes are not as many as a page takes.
     pub fn write_page(&mut self, page: usize, bytes: &[u8]) -> Result<(), CacheError> {
-        check("page", page, self.size.pages)?;
+        check_index("page", page, self.size.pages)?;
         check_len("page", self.page_bytes(), bytes)?;
         write(self.page_parts(), page, bytes);
         Ok(())
     }
 }
 
-fn check(what: &'static str, index: usize, count: usize) -> Result<(), CacheError> {
+/// Requires that a page or slot exists.
+///
+/// # Errors
+/// If it does not.
+pub fn check_index(what: &'static str, index: usize, count: usize) -> Result<(), CacheError> {
     if index < count { Ok(()) } else { Err(CacheError::Missing { what, index, count }) }
 }
 
-fn check_len(what: &'static str, expected: usize, bytes: &[u8]) -> Result<(), CacheError> {
+/// Requires as many bytes as a page or slot takes.
+///
+/// # Errors
+/// If they are more or fewer.
+pub fn check_len(what: &'static str, expected: usize, bytes: &[u8]) -> Result<(), CacheError> {
     let actual = bytes.len();
     if actual == expected { Ok(()) } else { Err(CacheError::Length { what, expected, actual }) }
 }
 
 /// Makes `out` hold one slot or page of `len` bytes.
-fn resize(what: &'static str, len: usize, out: &mut Vec<u8>) -> Result<(), CacheError> {
+///
+/// # Errors
+/// If there is not the memory.
+pub fn resize(what: &'static str, len: usize, out: &mut Vec<u8>) -> Result<(), CacheError> {
     out.clear();
     let reserved = out.try_reserve_exact(len);
     reserved.map_err(|_| CacheError::Allocation { what, count: 1, bytes: len as u128 })?;

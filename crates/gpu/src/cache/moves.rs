@@ -1,6 +1,7 @@
 //! Which physical slot holds the recurrent state of a slot, and where steps put what becomes of it.
 
 use super::StateError;
+use calla_ops::cache::check_index;
 use calla_ops::{CacheError, Span};
 use std::collections::HashMap;
 
@@ -51,9 +52,8 @@ impl Slots {
 
     /// Where the state of a slot is.
     pub(super) fn physical(&self, slot: usize) -> Result<u32, CacheError> {
-        let count = self.physical.len();
-        let missing = CacheError::Missing { what: "slot", index: slot, count };
-        self.physical.get(slot).copied().ok_or(missing)
+        check_index("slot", slot, self.physical.len())?;
+        Ok(self.physical[slot])
     }
 
     pub(super) fn begin(&self, spans: &[Span]) -> Result<SlotMoves, StateError> {
