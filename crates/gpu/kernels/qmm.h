@@ -28,6 +28,19 @@ typedef float4 w_vector_t;    // four values
 #define X_VECTORS 5
 #define W_VECTORS 9
 
+struct QmmParams {
+    uint rows;
+    uint columns[4];       // of each product
+    uint first_tile[4];    // of each product along grid y; 2^32 - 1 where there is none
+    uint rounded[4];       // whether an output is bf16, not f32
+    uint add;              // whether results are added to the outputs
+};
+
+struct QmmSwigluParams {
+    uint rows;
+    uint columns;
+};
+
 // Where two matrices share a tile, eight columns of the first and eight of the second take turns, so that a simdgroup
 // has both of its outputs: which of them tile column `i` is of, and which of its columns.
 inline bool paired_is_up(uint i) { return (i / 8) % 2 == 1; }

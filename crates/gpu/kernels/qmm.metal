@@ -7,19 +7,6 @@
 using namespace metal;
 #include "qmm.h"
 
-struct QmmParams {
-    uint rows;
-    uint columns[4];       // of each product
-    uint first_tile[4];    // of each product along grid y; 2^32 - 1 where there is none
-    uint rounded[4];       // whether an output is bf16, not f32
-    uint add;              // whether results are added to the outputs
-};
-
-struct QmmSwigluParams {
-    uint rows;
-    uint columns;
-};
-
 // x bf16 [rows, IN_DIM]; up to four matrices [columns, IN_DIM]; their outputs [rows, columns], f32 or bf16.
 template <uint ROWS>
 kernel void qmm(

@@ -25,6 +25,7 @@ pub mod group_rows;
 mod layout;
 pub mod limits;
 mod logits;
+pub mod metal4;
 pub mod mtp_rows;
 pub mod plan;
 pub mod products;

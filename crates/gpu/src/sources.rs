@@ -9,5 +9,5 @@ pub struct Source {
     pub text: &'static str,
 }
 
-// `HEADERS` and `KERNELS`: all that lies there.
+// `HEADERS` and `KERNELS`, all that lies there; `METAL4_HEADERS` and `METAL4_KERNELS`, all that lies in `metal4/`.
 include!(concat!(env!("OUT_DIR"), "/sources.rs"));
