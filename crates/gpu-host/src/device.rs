@@ -2,15 +2,16 @@
 
 use crate::check;
 use crate::compiler::Compiler;
-use crate::error::{HostError, Kind};
+use crate::error::{HostError, Kind, io_error};
 use crate::executor::{Executor, Request};
 use crate::library::Library;
 use crate::memory::Memory;
 use crate::options::Options;
 use calla_gpu::sources::{HEADERS, KERNELS, Source};
 use calla_gpu::{Access, BufferId, Device, DeviceError, Dispatch, Place, Range};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
+use std::{fs, io};
 
 /// Runs kernels on the processor.
 #[derive(Debug)]
@@ -24,10 +25,10 @@ pub struct HostDevice {
 }
 
 impl HostDevice {
-    /// A device with the kernels of `calla-gpu`.
+    /// A device with the kernels of `calla-gpu`, and those of [`Options::kernels`].
     ///
     /// # Errors
-    /// If this machine cannot compile kernels ([`HostError::is_missing_compiler`]), or files cannot be written.
+    /// If this machine cannot compile kernels ([`HostError::is_missing_compiler`]), or files cannot be read or written.
     pub fn new(options: &Options) -> Result<Self, HostError> {
         Self::with_sources(options, &[])
     }
@@ -38,10 +39,18 @@ impl HostDevice {
     /// # Errors
     /// As [`HostDevice::new`].
     pub fn with_sources(options: &Options, sources: &[(&str, &str)]) -> Result<Self, HostError> {
+        let in_folder = match &options.kernels {
+            Some(folder) => {
+                files(folder).map_err(io_error(format!("read {}", folder.display())))?
+            }
+            None => vec![],
+        };
+        let given = in_folder.iter().map(|(name, text)| (name.as_str(), text.as_str()));
+        let given: Vec<(&str, &str)> = given.chain(sources.iter().copied()).collect();
         let merged = |own: &[Source], header: bool| {
             let mut all: Vec<(String, String)> =
                 own.iter().map(|s| (s.name.to_owned(), s.text.to_owned())).collect();
-            for (name, text) in sources.iter().filter(|(name, _)| name.ends_with(".h") == header) {
+            for (name, text) in given.iter().filter(|(name, _)| name.ends_with(".h") == header) {
                 all.retain(|(known, _)| known != name);
                 all.push(((*name).to_owned(), (*text).to_owned()));
             }
@@ -51,7 +60,7 @@ impl HostDevice {
         let program = compiler.executor()?;
         let library = Library::new(&merged(KERNELS, false), &merged(HEADERS, true));
         let memory = Memory::new()?;
-        Ok(Self { options: *options, compiler, program, library, memory, executor: None })
+        Ok(Self { options: options.clone(), compiler, program, library, memory, executor: None })
     }
 
     /// Sets the order of lanes, simdgroups and threadgroups (see [`Options::order`]).
@@ -202,4 +211,14 @@ impl HostDevice {
         }
         Ok(self.memory.bytes(place))
     }
+}
+
+/// Names and texts of a folder's files.
+fn files(folder: &Path) -> io::Result<Vec<(String, String)>> {
+    let entries = fs::read_dir(folder)?;
+    let read = entries.map(|entry| {
+        let entry = entry?;
+        Ok((entry.file_name().to_string_lossy().into_owned(), fs::read_to_string(entry.path())?))
+    });
+    read.collect()
 }

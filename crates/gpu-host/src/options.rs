@@ -1,7 +1,9 @@
 //! How kernels are built and run.
 
+use std::path::PathBuf;
+
 /// How kernels are built and run.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Options {
     /// Build with AddressSanitizer, and refuse every access outside the declared ranges of a dispatch.
     pub sanitize: bool,
@@ -14,16 +16,19 @@ pub struct Options {
     pub forget: bool,
     /// Seconds that a dispatch may take.
     pub timeout_s: u32,
+    /// A folder whose files take the place of the kernels and headers of the same name.
+    pub kernels: Option<PathBuf>,
 }
 
 impl Default for Options {
     fn default() -> Self {
-        Self { sanitize: false, order: 0, threads: 0, forget: false, timeout_s: 120 }
+        Self { sanitize: false, order: 0, threads: 0, forget: false, timeout_s: 120, kernels: None }
     }
 }
 
 impl Options {
-    /// `CALLA_GPU_SANITIZE`, `CALLA_GPU_ORDER`, `CALLA_GPU_THREADS`, `CALLA_GPU_FORGET`, `CALLA_GPU_TIMEOUT` (seconds), each a number.
+    /// `CALLA_GPU_SANITIZE`, `CALLA_GPU_ORDER`, `CALLA_GPU_THREADS`, `CALLA_GPU_FORGET`, `CALLA_GPU_TIMEOUT` (seconds),
+    /// each a number, and `CALLA_GPU_KERNELS`, a folder.
     ///
     /// # Panics
     /// If one is not a number.
@@ -41,6 +46,7 @@ impl Options {
             threads: number("CALLA_GPU_THREADS", default.threads),
             forget: number("CALLA_GPU_FORGET", 0) != 0,
             timeout_s: number("CALLA_GPU_TIMEOUT", default.timeout_s),
+            kernels: std::env::var_os("CALLA_GPU_KERNELS").map(PathBuf::from),
         }
     }
 
