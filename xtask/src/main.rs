@@ -4,6 +4,7 @@ mod clients;
 mod fixtures;
 mod fuzz;
 mod install;
+mod mutate;
 mod page;
 mod report;
 mod rust_tests;
@@ -36,6 +37,12 @@ enum Chore {
     },
     /// Check the house rules: module docs, crate edges, links, file sizes.
     Tidy,
+    /// Plant faults in the GPU backend, one at a time, and demand that a test fails for each.
+    Mutate {
+        /// Plant only faults whose name, class or file contains this.
+        #[arg(long)]
+        only: Option<String>,
+    },
     /// Run each fuzz target for a while.
     Fuzz {
         /// Seconds for each target.
@@ -48,6 +55,13 @@ fn main() -> ExitCode {
     let result = match Args::parse().chore {
         Chore::Test { install, only } => test::run_all(install, only.as_deref()),
         Chore::Tidy => tidy::run().map(|()| true),
+        Chore::Mutate { only } => mutate::run(only.as_deref()).map(|outcome| match outcome {
+            report::Outcome::Passed(_) => true,
+            report::Outcome::Skipped(reason) => {
+                println!("skipped: {reason}");
+                false
+            }
+        }),
         Chore::Fuzz { seconds } => fuzz::run_targets(seconds).map(|()| true),
     };
     match result {

@@ -70,7 +70,7 @@ pub(crate) fn run() -> Result<()> {
 }
 
 /// Files under version control, relative to the root.
-fn tracked_files() -> Result<Vec<PathBuf>> {
+pub(crate) fn tracked_files() -> Result<Vec<PathBuf>> {
     let output = Command::new("git")
         .current_dir(root())
         .args(["ls-files", "-z", "--cached", "--others", "--exclude-standard"])

@@ -1,0 +1,146 @@
+//! Faults of dispatch twins.
+
+use super::{Check, Class, Fault, sanitized, test};
+
+pub(super) const FAULTS: &[Fault] = &[
+    Fault {
+        class: Class::Range,
+        file: "crates/gpu/src/attention_prefill.rs",
+        name: "an output is declared to be read",
+        find: ".write(out)",
+        replace: ".read(out)",
+        check: test("attention_prefill", "scores_of_any_size_are_finite"),
+    },
+    Fault {
+        class: Class::Range,
+        file: "crates/gpu/src/delta_step.rs",
+        name: "states are declared to be written alone",
+        find: ".read_write_part(slots.states.range, spans * state, rows * state)",
+        replace: ".write_part(slots.states.range, rows * state)",
+        check: sanitized("delta_step", "matches_the_reference"),
+    },
+    Fault {
+        class: Class::Range,
+        file: "crates/gpu/src/qk_prep.rs",
+        name: "the pool of keys is declared to be written whole",
+        find: ".read_write_part(pool.keys.range, 0, appended)",
+        replace: ".write_part(pool.keys.range, appended)",
+        check: sanitized("qk_prep", "queries_keys_and_pages_are_the_references"),
+    },
+    Fault {
+        class: Class::Range,
+        file: "crates/gpu/src/mtp_rows.rs",
+        name: "slots of rows are declared to be written whole",
+        find: ".read_write_part(kept.range, 0, h.range.len)",
+        replace: ".write_part(kept.range, h.range.len)",
+        check: sanitized("mtp_rows", "predecessors_come_from_slots_and_rows_go_there"),
+    },
+    Fault {
+        class: Class::Range,
+        file: "crates/gpu/src/group_rows.rs",
+        name: "counts are declared to be written alone",
+        find: ".read_write(counts)",
+        replace: ".write(counts)",
+        check: sanitized("group_rows", "the_longest_step_fits"),
+    },
+    Fault {
+        class: Class::Range,
+        file: "crates/gpu/src/products.rs",
+        name: "outputs that are added to are declared to be written alone",
+        find: "dispatch.read_write(*out)",
+        replace: "dispatch.write(*out)",
+        check: sanitized("qmv", "products_are_added_and_stored_in_bf16"),
+    },
+    Fault {
+        class: Class::Range,
+        file: "crates/gpu/src/logits.rs",
+        name: "the last logits are not declared",
+        find: "dispatch.read_part(logits.range,",
+        replace: "dispatch.read_part(crate::Range { len: logits.range.len - 4, ..logits.range },",
+        check: sanitized("argmax", "the_first_of_the_largest_wins_in_any_order_of_threads"),
+    },
+    Fault {
+        class: Class::Range,
+        file: "crates/gpu/src/attention_decode.rs",
+        name: "half of the queries is not declared",
+        find: ".read(q)
+",
+        replace: ".read_part(crate::Range { len: q.range.len / 2, ..q.range }, q.range.len / 2)
+",
+        check: sanitized("attention_decode", "rows_are_the_references"),
+    },
+    Fault {
+        class: Class::Range,
+        file: "crates/gpu/src/gated_delta.rs",
+        name: "the attention matrix is scratch of no bytes",
+        find: ".write(attention)",
+        replace: ".write_part(attention.range.nothing(), 0)",
+        check: sanitized("gated_delta", "matches_the_reference"),
+    },
+    Fault {
+        class: Class::Dispatch,
+        file: "crates/gpu/src/qmv.rs",
+        name: "a kernel of two rows takes three",
+        find: "3 | 4 => entries[2],",
+        replace: "3 => entries[1],
+        4 => entries[2],",
+        check: test("qmv", "products_are_the_references"),
+    },
+    Fault {
+        class: Class::Dispatch,
+        file: "crates/gpu/src/gated_norm.rs",
+        name: "the last heads get no threadgroup",
+        find: "heads.div_ceil(HEADS)",
+        replace: "(heads / HEADS).max(1)",
+        check: test("gated_norm", "matches_the_reference"),
+    },
+    Fault {
+        class: Class::Dispatch,
+        file: "crates/gpu/src/shape_constants.rs",
+        name: "key heads and value heads change places",
+        find: "shape.delta_key_heads,
+            shape.delta_value_heads,",
+        replace: "shape.delta_value_heads,
+            shape.delta_key_heads,",
+        check: test("delta_step", "matches_the_reference"),
+    },
+    Fault {
+        class: Class::Dispatch,
+        file: "crates/gpu/src/expert_qmm.rs",
+        name: "blocks of 64 rows are taken in tiles of 32",
+        find: "RowTile::R64 => entries::EXPERT_QMM_UP_R64,",
+        replace: "RowTile::R64 if x.rows == 0 => entries::EXPERT_QMM_UP_R64,
+        RowTile::R64 => entries::EXPERT_QMM_UP_R32,",
+        check: test("expert_qmm", "up_matches_the_reference"),
+    },
+    Fault {
+        class: Class::Dispatch,
+        file: "crates/gpu/src/attention_decode.rs",
+        name: "heads beyond the first part get no threadgroup",
+        find: "[blocks, widths.kv_heads * parts, rows]",
+        replace: "[blocks, widths.kv_heads, rows]",
+        check: test("attention_decode", "rows_are_the_references"),
+    },
+    Fault {
+        class: Class::Entry,
+        file: "crates/gpu/kernels/copy.metal",
+        name: "a kernel has no twin",
+        find: "// Grid as above.
+kernel void clear(",
+        replace: "kernel void spare(device uint4* to [[buffer(0)]]) { to[0] = uint4(0); }
+// Grid as above.
+kernel void clear(",
+        check: Check::Build { package: "calla-gpu", message: "constant `SPARE` is never used" },
+    },
+    Fault {
+        class: Class::Entry,
+        file: "crates/gpu/kernels/copy.metal",
+        name: "a twin names a kernel that there is not",
+        find: "kernel void copy(",
+        replace: "kernel void copy_bytes(",
+        check: Check::Build {
+            package: "calla-gpu",
+            message: "cannot find value `COPY` in module `entries`",
+        },
+    },
+];
