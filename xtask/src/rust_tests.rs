@@ -14,14 +14,39 @@ use std::process::Stdio;
 
 /// Runs all tests; adds those that skipped themselves to `skipped`.
 pub(crate) fn run(skipped: &mut usize) -> Result<Outcome> {
+    run_cargo(&[], &[], skipped)
+}
+
+/// Runs the tests of `calla-gpu` once more, with kernels built with AddressSanitizer and an error for every access
+/// outside the ranges that a dispatch declares.
+pub(crate) fn run_sanitized(skipped: &mut usize) -> Result<Outcome> {
+    // Of the whole workspace, or features of dependencies would differ and all be built again.
+    let mut targets = vec![];
+    for file in fs::read_dir(root().join("crates/gpu/tests")).context("crates/gpu/tests")? {
+        let path = file.context("crates/gpu/tests")?.path();
+        if let (true, Some(stem)) = (path.is_file(), path.file_stem().and_then(|s| s.to_str())) {
+            targets.extend(["--test".to_owned(), stem.to_owned()]);
+        }
+    }
+    run_cargo(&targets, &[("CALLA_GPU_SANITIZE", "1")], skipped)
+}
+
+fn run_cargo(
+    targets: &[String],
+    environment: &[(&str, &str)],
+    skipped: &mut usize,
+) -> Result<Outcome> {
     let log_path = root().join("target/test.log");
     fs::create_dir_all(root().join("target")).context("cannot make target/")?;
     let mut log = fs::File::create(&log_path).context("cannot write target/test.log")?;
     let mut child = cargo()
         .current_dir(root())
-        .args(["test", "--workspace", "--no-fail-fast", "--", "--show-output"])
+        .args(["test", "--workspace", "--no-fail-fast"])
+        .args(targets)
+        .args(["--", "--show-output"])
         .env("CALLA_FIXTURES", fixtures::directory())
         .env("RUST_BACKTRACE", "0")
+        .envs(environment.iter().copied())
         .stdout(Stdio::piped())
         .spawn()
         .context("cannot start cargo test")?;

@@ -1,7 +1,7 @@
 //! `cargo xtask test`: every check of the project, in the order in which a failure is cheapest to hear of.
 
 use crate::report::{Outcome, Report, cargo, run};
-use crate::{clients, fixtures, fuzz, install, page, rust_tests, tidy};
+use crate::{clients, fixtures, fuzz, install, mutate, page, rust_tests, tidy};
 use anyhow::Result;
 
 /// Runs all steps; false if one failed.
@@ -19,6 +19,8 @@ pub(crate) fn run_all(install_first: bool, only: Option<&str>) -> Result<bool> {
     report.step("fixtures", fixtures::make);
     let mut skipped = 0;
     report.step("tests", || rust_tests::run(&mut skipped));
+    report.step("sanitized kernels", || rust_tests::run_sanitized(&mut skipped));
+    report.step("planted faults", || mutate::run(None));
     report.count_skipped(skipped);
     report.step("documentation", || {
         passed(cargo().args(["doc", "--workspace", "--no-deps"]).env("RUSTDOCFLAGS", "-D warnings"))
