@@ -138,6 +138,9 @@ fn cargo_test(
         test => command.args(["--test", test]),
     };
     command.args(["--", "--show-output", "--exact"]).args(names);
+    for name in ["CALLA_GPU_DEVICE", "CALLA_GPU_FORGET", "CALLA_GPU_ORDER", "CALLA_GPU_THREADS"] {
+        command.env_remove(name);
+    }
     // A kernel with a fault may wait for ever.
     command
         .env("CALLA_GPU_SANITIZE", u8::from(sanitize).to_string())
