@@ -96,15 +96,11 @@ impl Step {
         let first = index * spans;
         let span = |i: usize| {
             let slot = (first + i) % SEQUENCES;
-            Span {
-                kind: SpanKind::Decode,
-                rows: i * rows_of_span..(i + 1) * rows_of_span,
-                // 200 to 470: sequences of different lengths.
-                position: 200 + 37 * slot + (first + i) / SEQUENCES * rows_of_span,
-                slot,
-                pages: (slot * PAGES..(slot + 1) * PAGES).collect(),
-                checkpoints: vec![],
-            }
+            let rows = i * rows_of_span..(i + 1) * rows_of_span;
+            // 200 to 470: sequences of different lengths.
+            let position = 200 + 37 * slot + (first + i) / SEQUENCES * rows_of_span;
+            let pages = (slot * PAGES..(slot + 1) * PAGES).collect();
+            Span::new(SpanKind::Decode, rows, position, slot, pages)
         };
         let tokens = random.tokens(self.rows(), vocab_size);
         let outputs = (0..self.rows()).collect();

@@ -111,16 +111,7 @@ fn speed(
     let tokens = Random::new(1).tokens(prefill + decode, shape.vocab_size);
     let pages: Vec<usize> = (0..(prefill + decode).div_ceil(PAGE_TOKENS)).collect();
     let step = |cpu: &mut Cpu, start: usize, end: usize| {
-        let rows = 0..end - start;
-        let kind = SpanKind::Prefill;
-        let span = Span {
-            kind,
-            rows,
-            position: start,
-            slot: 0,
-            pages: pages.clone(),
-            checkpoints: vec![],
-        };
+        let span = Span::new(SpanKind::Prefill, 0..end - start, start, 0, pages.clone());
         let (part, output) = (tokens[start..end].to_vec(), vec![end - start - 1]);
         let batch = Batch::new(part, vec![span], output, shape.vocab_size, size).expect("a batch");
         black_box(forward(cpu, network, &batch, |_, _| {}));

@@ -63,8 +63,8 @@ fn the_demo_model_drafts_what_the_training_network_drafted() {
         let mtp = golden.mtp.as_ref().expect("the demo's goldens hold the layer's logits");
         runner.clear_slot(0);
         let feed = |runner: &mut Executor<Cpu>, tokens: &[u32], position: usize| {
-            let (kind, rows, pages) = (SpanKind::Prefill, 0..tokens.len(), pages.clone());
-            let span = Span { kind, rows, position, slot: 0, pages, checkpoints: vec![] };
+            let rows = 0..tokens.len();
+            let span = Span::new(SpanKind::Prefill, rows, position, 0, pages.clone());
             let batch = Batch::new(tokens.to_vec(), vec![span], vec![], vocab, cache).unwrap();
             runner.step(&batch).unwrap();
         };

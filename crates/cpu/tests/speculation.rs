@@ -28,8 +28,8 @@ fn step(runner: &mut dyn Runner, tokens: &[u32], spans: Vec<Span>) -> Rows {
 }
 
 fn span(rows: std::ops::Range<usize>, position: usize, slot: usize, checkpoints: &[usize]) -> Span {
-    let (kind, pages) = (SpanKind::Decode, PAGES.to_vec());
-    Span { kind, rows, position, slot, pages, checkpoints: checkpoints.to_vec() }
+    let span = Span::new(SpanKind::Decode, rows, position, slot, PAGES.to_vec());
+    Span { checkpoints: checkpoints.to_vec(), ..span }
 }
 
 fn slot(runner: &mut dyn Runner, slot: usize) -> Vec<u8> {

@@ -178,7 +178,7 @@ impl Sequence {
             return Some(Work { start, end, outputs: 1 + self.drafts.len() });
         }
         let limit = self.snapshots.front().copied().unwrap_or(self.prompt_len());
-        let ends = self.cuts.iter().map(|cut| cut.position).take_while(|&p| p < limit);
+        let ends = self.cuts_before(limit);
         let is_held = matches!(self.structure, Structure::Compiling);
         let mut end = None;
         for cut in ends.chain([limit]) {
@@ -194,6 +194,11 @@ impl Sequence {
         }
         let end = end?;
         Some(Work { start, end, outputs: usize::from(end == self.prompt_len()) })
+    }
+
+    /// Positions of the cuts between what its state covers and `end`. There are none once the prompt is computed.
+    pub(crate) fn cuts_before(&self, end: usize) -> impl Iterator<Item = usize> {
+        self.cuts.iter().map(|cut| cut.position).take_while(move |&position| position < end)
     }
 
     /// Records that the state covers `end` tokens now.

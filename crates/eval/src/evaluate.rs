@@ -122,14 +122,7 @@ pub fn replay(
     for slice in ids.chunks(slice_rows.max(1)) {
         let rows = 0..slice.len();
         let pages = (0..ids.len().div_ceil(PAGE_TOKENS)).collect();
-        let span = Span {
-            kind: SpanKind::Prefill,
-            rows: rows.clone(),
-            position,
-            slot: 0,
-            pages,
-            checkpoints: vec![],
-        };
+        let span = Span::new(SpanKind::Prefill, rows.clone(), position, 0, pages);
         let batch = Batch::new(slice.to_vec(), vec![span], rows.collect(), vocab_size, cache)
             .map_err(|source| EvalError::Batch { name: name.to_owned(), source })?;
         for (row, logits) in runner.step(&batch)?.iter().enumerate() {

@@ -4,8 +4,7 @@ use crate::cache::SlotMoves;
 use crate::device::{Device, DeviceError};
 use crate::tables::{ChunkEntry, SpanEntry, Tables};
 use crate::tensor::{BufferId, Dtype, Place, Tensor};
-use calla_model::shape::PAGE_TOKENS;
-use calla_ops::{Batch, Span, SpanKind};
+use calla_ops::{Batch, Span};
 
 /// Rows of all tables but the page table: what a recorded plan is good for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -30,7 +29,7 @@ impl TableCounts {
         Self {
             rows: index(batch.rows()),
             spans: index(batch.spans().len()),
-            chunks: index(batch.spans().iter().map(|span| chunks(span).count()).sum()),
+            chunks: index(batch.spans().iter().map(|span| span.chunks().count()).sum()),
             outputs: index(batch.outputs().len()),
         }
     }
@@ -176,7 +175,7 @@ impl StepTables {
         self.row_spans.extend(span.rows.clone().map(|_| index_of_span));
         let checkpoint = |&slot| moves.checkpoint(slot).expect("moves of the step's checkpoints");
         self.checkpoints.extend(span.checkpoints.iter().map(checkpoint));
-        self.chunks.extend(chunks(span).map(|rows| ChunkEntry {
+        self.chunks.extend(span.chunks().map(|rows| ChunkEntry {
             first_row: index(rows.start),
             rows: index(rows.len()),
             span: index_of_span,
@@ -214,16 +213,6 @@ impl StepTables {
         put(start, &self.pages);
         bytes
     }
-}
-
-/// The rows of a prefill that the recurrence takes together; none of a decode.
-fn chunks(span: &Span) -> impl Iterator<Item = std::ops::Range<usize>> {
-    let rows = match span.kind {
-        SpanKind::Prefill => span.rows.clone(),
-        SpanKind::Decode => 0..0,
-    };
-    let end = rows.end;
-    rows.step_by(PAGE_TOKENS).map(move |row| row..end.min(row + PAGE_TOKENS))
 }
 
 /// A row, page or position, as kernels take it.

@@ -87,7 +87,7 @@ fn contents(device: &mut HostDevice, cache: &DeviceCache) -> [Vec<Vec<u8>>; 2] {
 fn span(slot: usize, checkpoints: &[usize]) -> Span {
     let rows = 0..checkpoints.len() + 1;
     let checkpoints = checkpoints.to_vec();
-    Span { kind: SpanKind::Decode, rows, position: 0, slot, pages: vec![0], checkpoints }
+    Span { checkpoints, ..Span::new(SpanKind::Decode, rows, 0, slot, vec![0]) }
 }
 
 #[test]

@@ -26,17 +26,11 @@ fn batch(random: &mut Random, spans: Vec<Span>, outputs: &[usize]) -> (Batch, Sl
 
 /// A prefill of three chunks, one of a single row, and one of exactly a chunk; the last two share their first page.
 fn prefill(random: &mut Random) -> (Batch, SlotMoves) {
-    let kind = SpanKind::Prefill;
-    let span = |rows, position, slot, pages: &[usize]| Span {
-        kind,
-        rows,
-        position,
-        slot,
-        pages: pages.to_vec(),
-        checkpoints: vec![],
+    let span = |rows, position, slot, pages: &[usize]| {
+        Span::new(SpanKind::Prefill, rows, position, slot, pages.to_vec())
     };
     let spans = vec![
-        span(0..130, 10, 5, &[9, 1, 30]),
+        Span { cuts: vec![20, 84], ..span(0..130, 10, 5, &[9, 1, 30]) },
         span(130..131, 64, 0, &[3, 4]),
         span(131..195, 64, 7, &[3, 2, 6]),
     ];
@@ -45,14 +39,9 @@ fn prefill(random: &mut Random) -> (Batch, SlotMoves) {
 
 /// Decodes with drafts and without.
 fn decode(random: &mut Random) -> (Batch, SlotMoves) {
-    let kind = SpanKind::Decode;
-    let span = |rows, position, slot, pages: &[usize], checkpoints: &[usize]| Span {
-        kind,
-        rows,
-        position,
-        slot,
-        pages: pages.to_vec(),
-        checkpoints: checkpoints.to_vec(),
+    let span = |rows, position, slot, pages: &[usize], checkpoints: &[usize]| {
+        let span = Span::new(SpanKind::Decode, rows, position, slot, pages.to_vec());
+        Span { checkpoints: checkpoints.to_vec(), ..span }
     };
     let spans = vec![
         span(0..3, 64, 8, &[20, 21], &[2, 30]),
@@ -77,7 +66,7 @@ fn a_prefill_has_chunks() {
     assert!(tables.checkpoints.is_empty());
     let chunk = |first_row, rows, span| ChunkEntry { first_row, rows, span };
     let chunks =
-        [chunk(0, 64, 0), chunk(64, 64, 0), chunk(128, 2, 0), chunk(130, 1, 1), chunk(131, 64, 2)];
+        [chunk(0, 10, 0), chunk(10, 64, 0), chunk(74, 56, 0), chunk(130, 1, 1), chunk(131, 64, 2)];
     assert_eq!(tables.chunks, chunks);
     let [slot_in, slot_out] = moves.of(7).expect("a move");
     let last = SpanEntry {

@@ -3,9 +3,9 @@
 //! Grouped queries: query head h reads kv head `h / (heads / kv heads)`. Scores are scaled by 1/16, the
 //! softmax is in f32 or better, and a row sees every position up to its own.
 
-use crate::batch::Span;
 use crate::cache::KvPool;
 use crate::linear::dot;
+use crate::span::Span;
 use crate::swiglu::sigmoid;
 use crate::tensor::Rows;
 use calla_model::Shape;

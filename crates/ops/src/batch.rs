@@ -1,71 +1,16 @@
-//! The unit of work: a ragged batch of rows, with page tables and state slots.
+//! The unit of work: a ragged batch of rows, checked.
 //!
-//! A row is one token of one sequence. Consecutive rows of one sequence form a [`Span`]: a prefill slice has
-//! many rows, a decode step one. Spans of many sequences share a batch, and no row's result depends on
-//! which others it is batched with.
+//! A row is one token of one sequence, and consecutive rows of one sequence form a [`Span`]. Spans of many
+//! sequences share a batch, and no row's result depends on which others it is batched with.
 
 use crate::cache::CacheSize;
+use crate::span::{Span, SpanKind};
 use calla_model::shape::PAGE_TOKENS;
 use std::ops::Range;
 
-/// Which arithmetic a span's rows are computed with, where a backend has two.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum SpanKind {
-    /// Prompt tokens. The span starts at a cut of the prompt (see `calla-engine`'s cut rule), so a backend
-    /// that computes in chunks can start a chunk there.
-    Prefill,
-    /// One token that was just chosen, or several of which the later are drafts: each row is computed
-    /// exactly as it would be alone, one decode row after the other.
-    Decode,
-}
-
-/// Consecutive rows of one sequence.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Span {
-    /// How the rows are computed.
-    pub kind: SpanKind,
-    /// Rows of the batch.
-    pub rows: Range<usize>,
-    /// Position in the sequence of the first of them: the number of tokens already in its state.
-    pub position: usize,
-    /// Slot that holds the sequence's recurrent state.
-    pub slot: usize,
-    /// KV pages of the sequence in order; page i holds positions `64 i ..`. They cover the span's rows.
-    pub pages: Vec<usize>,
-    /// Slots that receive the recurrent state as it is after each row but the last, for rows that may be
-    /// taken back: none, or one fewer than rows. `slot` itself gets the state after the last row. If row i
-    /// turns out to be the last that counts, its checkpoint is the sequence's state from then on.
-    pub checkpoints: Vec<usize>,
-}
-
-impl Span {
-    /// Position in the sequence of batch row `row`.
-    #[must_use]
-    pub fn position_of(&self, row: usize) -> usize {
-        self.position + row - self.rows.start
-    }
-
-    /// Where the KV pool keeps position `position`: index of a token slot over all pages.
-    #[must_use]
-    pub fn kv_index(&self, position: usize) -> usize {
-        self.pages[position / PAGE_TOKENS] * PAGE_TOKENS + position % PAGE_TOKENS
-    }
-
-    /// The rows in pieces that the recurrence runs one after the other, each with the checkpoint that
-    /// receives the state after it: rows of a decode one by one, those of a prefill together.
-    pub fn pieces(&self) -> impl Iterator<Item = (Range<usize>, Option<usize>)> {
-        let len = match self.kind {
-            SpanKind::Prefill => self.rows.len(),
-            SpanKind::Decode => 1,
-        };
-        let starts = self.rows.clone().step_by(len.max(1)).enumerate();
-        starts.map(move |(i, row)| (row..row + len, self.checkpoints.get(i).copied()))
-    }
-}
-
 /// A checked batch. Holding one proves: the spans cover the rows in order, tokens are below the vocabulary,
-/// slots and pages exist, no slot (checkpoints included) appears twice, and no page that a span writes is
-/// used by another.
+/// slots and pages exist, no slot (checkpoints included) appears twice, no page that a span writes is used by
+/// another, and cuts lie inside the spans that name them, in order.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Batch {
     tokens: Vec<u32>,
@@ -154,6 +99,21 @@ pub enum BatchError {
         /// Tokens they hold.
         capacity: usize,
     },
+    /// A cut is not inside its span, cuts are not in increasing order, or the span is no prefill.
+    #[error(
+        "cut {cut} of span {span} ({kind:?}) is not increasing or not inside positions {positions:?}; only a \
+         prefill has any, each after its first position"
+    )]
+    Cut {
+        /// Index of the span.
+        span: usize,
+        /// Its kind.
+        kind: SpanKind,
+        /// The cut.
+        cut: usize,
+        /// Positions of the span.
+        positions: Range<usize>,
+    },
     /// Logits are wanted of a row that does not exist, or rows are not in increasing order.
     #[error("output row {row} is not increasing or not below {rows}")]
     Output {
@@ -185,6 +145,7 @@ impl Batch {
             }
         }
         check_cache(&spans, cache)?;
+        check_cuts(&spans)?;
         let mut next = 0;
         for &row in &outputs {
             if row < next || row >= tokens.len() {
@@ -198,6 +159,30 @@ impl Batch {
     /// A batch of parts of one that was checked.
     pub(crate) fn part_of_checked(tokens: Vec<u32>, spans: Vec<Span>) -> Self {
         Self { tokens, spans, outputs: vec![] }
+    }
+
+    /// The spans of one kind as a batch of their own, and for each of its outputs which of [`Batch::outputs`] it
+    /// is; `None` if there is no such span. Rows are numbered anew, all else about a span stays as it is.
+    #[must_use]
+    pub fn part(&self, kind: SpanKind) -> Option<(Self, Vec<usize>)> {
+        let (mut tokens, mut spans) = (vec![], vec![]);
+        let (mut outputs, mut origins) = (vec![], vec![]);
+        let mut seen = 0;
+        for span in &self.spans {
+            let of_span = self.outputs[seen..].partition_point(|&row| row < span.rows.end);
+            let its_outputs = seen..seen + of_span;
+            seen = its_outputs.end;
+            if span.kind != kind {
+                continue;
+            }
+            let start = tokens.len();
+            tokens.extend_from_slice(&self.tokens[span.rows.clone()]);
+            let rows = self.outputs[its_outputs.clone()].iter();
+            outputs.extend(rows.map(|row| start + row - span.rows.start));
+            origins.extend(its_outputs);
+            spans.push(Span { rows: start..tokens.len(), ..span.clone() });
+        }
+        (!spans.is_empty()).then_some((Self { tokens, spans, outputs }, origins))
     }
 
     /// Token of each row.
@@ -282,6 +267,20 @@ fn check_cache(spans: &[Span], cache: CacheSize) -> Result<(), BatchError> {
     Ok(())
 }
 
+fn check_cuts(spans: &[Span]) -> Result<(), BatchError> {
+    for (i, span) in spans.iter().enumerate() {
+        let positions = span.position..span.position + span.rows.len();
+        let mut last = span.position;
+        for &cut in &span.cuts {
+            if span.kind != SpanKind::Prefill || cut <= last || cut >= positions.end {
+                return Err(BatchError::Cut { span: i, kind: span.kind, cut, positions });
+            }
+            last = cut;
+        }
+    }
+    Ok(())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -289,8 +288,7 @@ mod tests {
     const CACHE: CacheSize = CacheSize { pages: 4, slots: 2 };
 
     fn span(rows: Range<usize>, position: usize, slot: usize, pages: &[usize]) -> Span {
-        let (kind, pages) = (SpanKind::Prefill, pages.to_vec());
-        Span { kind, rows, position, slot, pages, checkpoints: vec![] }
+        Span::new(SpanKind::Prefill, rows, position, slot, pages.to_vec())
     }
 
     fn check(rows: usize, spans: &[Span], outputs: &[usize]) -> Result<(), BatchError> {
@@ -329,13 +327,59 @@ mod tests {
     }
 
     #[test]
-    fn a_decode_is_run_row_by_row() {
-        let pieces = |kind, checkpoints: Vec<usize>| -> Vec<_> {
-            Span { kind, checkpoints, ..span(2..5, 0, 0, &[0]) }.pieces().collect()
+    fn cuts_lie_inside_a_prefill_in_order() {
+        let check = |kind, cuts: &[usize]| {
+            let cut = Span { kind, cuts: cuts.to_vec(), ..span(0..70, 30, 0, &[0, 1]) };
+            check(70, &[cut], &[])
         };
-        assert_eq!(pieces(SpanKind::Prefill, vec![]), [(2..5, None)]);
-        let rows = [(2..3, Some(7)), (3..4, Some(8)), (4..5, None)];
-        assert_eq!(pieces(SpanKind::Decode, vec![7, 8]), rows);
+        assert_eq!(check(SpanKind::Prefill, &[31, 64, 99]), Ok(()));
+        // At the start, at the end, twice, backwards.
+        for (wrong, bad) in [(&[30][..], 30), (&[31, 100], 100), (&[40, 40], 40), (&[40, 39], 39)] {
+            let error =
+                BatchError::Cut { span: 0, kind: SpanKind::Prefill, cut: bad, positions: 30..100 };
+            assert_eq!(check(SpanKind::Prefill, wrong), Err(error), "{wrong:?}");
+        }
+        let decode = check(SpanKind::Decode, &[64]);
+        assert!(matches!(decode, Err(BatchError::Cut { kind: SpanKind::Decode, .. })));
+    }
+
+    #[test]
+    fn a_part_has_the_spans_of_one_kind() {
+        let cache = CacheSize { pages: 8, slots: 8 };
+        let batch = |tokens: &[u32], spans: &[Span], outputs: &[usize]| {
+            Batch::new(tokens.to_vec(), spans.to_vec(), outputs.to_vec(), 100, cache).unwrap()
+        };
+        let decode = |rows, slot, checkpoints: &[usize]| Span {
+            kind: SpanKind::Decode,
+            checkpoints: checkpoints.to_vec(),
+            ..span(rows, 5, slot, &[slot])
+        };
+        let prefill = |rows: Range<usize>, slot, cuts: &[usize]| Span {
+            cuts: cuts.to_vec(),
+            ..span(rows, 3, slot, &[slot])
+        };
+        let mixed = batch(
+            &[10, 20, 21, 22, 30, 31, 40, 41, 50],
+            &[
+                decode(0..1, 0, &[]),
+                prefill(1..4, 1, &[4]),
+                decode(4..6, 2, &[6]),
+                prefill(6..8, 3, &[]),
+                prefill(8..9, 4, &[]),
+            ],
+            &[0, 3, 4, 5, 8],
+        );
+        let decodes =
+            batch(&[10, 30, 31], &[decode(0..1, 0, &[]), decode(1..3, 2, &[6])], &[0, 1, 2]);
+        let prefills = batch(
+            &[20, 21, 22, 40, 41, 50],
+            &[prefill(0..3, 1, &[4]), prefill(3..5, 3, &[]), prefill(5..6, 4, &[])],
+            &[2, 5],
+        );
+        assert_eq!(mixed.part(SpanKind::Decode), Some((decodes.clone(), vec![0, 2, 3])));
+        assert_eq!(mixed.part(SpanKind::Prefill), Some((prefills, vec![1, 4])));
+        assert_eq!(decodes.part(SpanKind::Decode), Some((decodes.clone(), vec![0, 1, 2])));
+        assert_eq!(decodes.part(SpanKind::Prefill), None);
     }
 
     #[test]

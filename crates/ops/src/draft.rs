@@ -1,10 +1,11 @@
 //! Drafting: greedy guesses of the tokens after the one just chosen, by the multi-token-prediction layer.
 
-use crate::batch::{Batch, BatchError, Span, SpanKind};
+use crate::batch::{Batch, BatchError};
 use crate::cache::CacheSize;
 use crate::mtp::mtp_forward;
 use crate::runner::HostOps;
 use crate::sample::argmax;
+use crate::span::{Span, SpanKind};
 use crate::tensor::Rows;
 use calla_model::Network;
 use calla_model::network::Mtp;
@@ -89,8 +90,7 @@ impl Drafts {
 }
 
 fn span(draft: &Draft, rows: std::ops::Range<usize>, position: usize) -> Span {
-    let (slot, pages) = (draft.slot, draft.pages.clone());
-    Span { kind: SpanKind::Decode, rows, position, slot, pages, checkpoints: vec![] }
+    Span::new(SpanKind::Decode, rows, position, draft.slot, draft.pages.clone())
 }
 
 /// Drafts all sequences, one batch per depth; `layer` is where the draft layer's KV cache is. `kept`

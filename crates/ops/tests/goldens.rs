@@ -81,14 +81,7 @@ fn odd_checkpoints_have_their_logits_and_residual_streams() {
 fn whole(ids: &[u32], shape: &Shape, cache: CacheSize) -> Batch {
     let rows = 0..ids.len();
     let pages = (0..ids.len().div_ceil(PAGE_TOKENS)).collect();
-    let span = Span {
-        kind: SpanKind::Prefill,
-        rows: rows.clone(),
-        position: 0,
-        slot: 0,
-        pages,
-        checkpoints: vec![],
-    };
+    let span = Span::new(SpanKind::Prefill, rows.clone(), 0, 0, pages);
     Batch::new(ids.to_vec(), vec![span], rows.collect(), shape.vocab_size, cache).unwrap()
 }
 

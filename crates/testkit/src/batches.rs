@@ -103,14 +103,13 @@ impl Schedule {
                 places.extend(
                     (position..position + len).map(|position| Place { sequence: s, position }),
                 );
-                spans.push(Span {
-                    kind: SpanKind::Prefill,
+                spans.push(Span::new(
+                    SpanKind::Prefill,
                     rows,
                     position,
-                    slot: slots[s],
-                    pages: tables[s].clone(),
-                    checkpoints: vec![],
-                });
+                    slots[s],
+                    tables[s].clone(),
+                ));
                 fed[s] += len;
             }
             let outputs = (0..tokens.len()).collect();

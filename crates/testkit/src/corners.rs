@@ -141,17 +141,8 @@ impl Suite {
                 let mut pages = vec![0; last + 1];
                 pages[position / PAGE_TOKENS] = 1;
                 pages[last] = if last == position / PAGE_TOKENS { 1 } else { 2 };
-                let batch = batch(
-                    model,
-                    vec![Span {
-                        kind: SpanKind::Prefill,
-                        rows: 0..3,
-                        position,
-                        slot: 0,
-                        pages,
-                        checkpoints: vec![],
-                    }],
-                );
+                let batch =
+                    batch(model, vec![Span::new(SpanKind::Prefill, 0..3, position, 0, pages)]);
                 let q_gate = random.rows(3, 2 * shape.query_dim(), 1.0);
                 let k = random.rows(3, shape.kv_dim(), 1.0);
                 let weights = model.attention().1;
@@ -201,18 +192,8 @@ impl Suite {
             compare::within(&actual.log_decay, &expected.log_decay, bound)?;
 
             // Scores far apart, so that all weight falls on one position.
-            let pages = vec![2, 5];
-            let batch = batch(
-                model,
-                vec![Span {
-                    kind: SpanKind::Prefill,
-                    rows: 0..70,
-                    position: 0,
-                    slot: 1,
-                    pages,
-                    checkpoints: vec![],
-                }],
-            );
+            let span = Span::new(SpanKind::Prefill, 0..70, 0, 1, vec![2, 5]);
+            let batch = batch(model, vec![span]);
             let q = random.rows(70, shape.query_dim(), 100.0);
             let k = random.rows(70, shape.kv_dim(), 100.0);
             let v = random.rows(70, shape.kv_dim(), 1.0);
@@ -234,13 +215,8 @@ impl Suite {
             let mut ops = (suite.backend)(shape, CACHE);
             let mut reference = Reference::new(shape.clone(), CACHE).unwrap();
             let mut random = Random::new(model.seed);
-            let span = |rows, position, slot, pages: &[usize]| Span {
-                kind: SpanKind::Prefill,
-                rows,
-                position,
-                slot,
-                pages: pages.to_vec(),
-                checkpoints: vec![],
+            let span = |rows, position, slot, pages: &[usize]| {
+                Span::new(SpanKind::Prefill, rows, position, slot, pages.to_vec())
             };
             for spans in [
                 vec![span(0..64, 0, 0, &[6])],

@@ -122,8 +122,7 @@ fn last_token(runner: &mut dyn Runner, tokens: &[u32], mut position: usize) -> u
     for slice in tokens.chunks(256) {
         let rows = 0..slice.len();
         let pages = (0..(position + slice.len()).div_ceil(PAGE_TOKENS)).collect();
-        let span =
-            Span { kind: SpanKind::Prefill, rows, position, slot: 0, pages, checkpoints: vec![] };
+        let span = Span::new(SpanKind::Prefill, rows, position, 0, pages);
         let batch =
             Batch::new(slice.to_vec(), vec![span], vec![slice.len() - 1], vocab_size, cache)
                 .unwrap_or_else(|e| panic!("{e}"));

@@ -53,6 +53,7 @@ fn feed(runner: &mut dyn Runner, pieces: &[Piece<'_>]) -> Rows {
             slot: piece.home.slot,
             pages: piece.home.pages.to_vec(),
             checkpoints: piece.checkpoints.to_vec(),
+            cuts: vec![],
         });
     }
     let outputs = (0..tokens.len()).collect();
@@ -310,8 +311,7 @@ fn specified(model: &Model, tokens: &[u32], depth: usize, vocab_used: usize) -> 
     let mtp = network.mtp.as_ref().expect("a network with a draft layer");
     let batch = |tokens: &[u32], position: usize| {
         let (rows, pages) = (0..tokens.len(), ALONE.pages.to_vec());
-        let (kind, checkpoints) = (SpanKind::Prefill, vec![]);
-        let span = Span { kind, rows, position, slot: 0, pages, checkpoints };
+        let span = Span::new(SpanKind::Prefill, rows, position, 0, pages);
         Batch::new(tokens.to_vec(), vec![span], vec![], shape.vocab_size, CACHE)
             .unwrap_or_else(|e| panic!("a batch of the suite: {e}"))
     };

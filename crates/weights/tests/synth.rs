@@ -2,7 +2,7 @@
 
 use calla_model::shape::schedule;
 use calla_model::{Network, Shape, network::CheckpointParts};
-use calla_ops::batch::{Span, SpanKind};
+use calla_ops::span::{Span, SpanKind};
 use calla_ops::{Batch, CacheSize, Reference, Rows, forward, route};
 use calla_weights::{Checkpoint, synth};
 
@@ -39,14 +39,7 @@ fn run(network: &Network<CheckpointParts>) -> (Vec<Rows>, Rows) {
     let shape = shape();
     let cache = CacheSize::one_sequence(TOKENS);
     let tokens = (0..TOKENS as u32).map(|i| i * 37 % 512).collect();
-    let span = Span {
-        kind: SpanKind::Prefill,
-        rows: 0..TOKENS,
-        position: 0,
-        slot: 0,
-        pages: vec![0],
-        checkpoints: vec![],
-    };
+    let span = Span::new(SpanKind::Prefill, 0..TOKENS, 0, 0, vec![0]);
     let outputs = (0..TOKENS).collect();
     let batch = Batch::new(tokens, vec![span], outputs, shape.vocab_size, cache).unwrap();
     let mut stream = Vec::new();

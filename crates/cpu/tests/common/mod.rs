@@ -218,14 +218,13 @@ pub fn batch(shape: &Shape, size: CacheSize, parts: &[(usize, usize, &[u32], &[u
     for &(slot, position, part, pages) in parts {
         let start = tokens.len();
         tokens.extend_from_slice(part);
-        spans.push(Span {
-            kind: SpanKind::Prefill,
-            rows: start..tokens.len(),
+        spans.push(Span::new(
+            SpanKind::Prefill,
+            start..tokens.len(),
             position,
             slot,
-            pages: pages.to_vec(),
-            checkpoints: vec![],
-        });
+            pages.to_vec(),
+        ));
     }
     let outputs = (0..tokens.len()).collect();
     Batch::new(tokens, spans, outputs, shape.vocab_size, size).unwrap()

@@ -141,6 +141,7 @@ impl Engine {
                 position: work.start,
                 slot: state.slot,
                 checkpoints: checkpoints.clone(),
+                cuts: sequence.cuts_before(work.end).collect(),
                 pages: state.pages[..work.end.div_ceil(PAGE_TOKENS)].to_vec(),
             });
         }

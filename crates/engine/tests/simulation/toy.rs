@@ -116,14 +116,14 @@ impl Toy {
         // In split arithmetic every row of a chunk is computed from the state at its start.
         let (mut chunk_start, mut chunk_rows) = (state, 0_u64);
         let mut chunk_tokens = 0_u64;
+        let mut first_rows = span.chunks().map(|chunk| chunk.start).peekable();
         let mut checkpoints = span.checkpoints.iter();
         for row in span.rows.clone() {
             let token = u64::from(tokens[row]);
             let split = self.arithmetic == Arithmetic::Split;
             state = match span.kind {
                 SpanKind::Prefill if split => {
-                    let new_chunk = MARKERS.contains(&tokens[row]) || chunk_rows == 64;
-                    if new_chunk && chunk_rows > 0 {
+                    if first_rows.next_if_eq(&row).is_some() {
                         (chunk_start, chunk_rows, chunk_tokens) = (state, 0, 0);
                     }
                     chunk_rows += 1;

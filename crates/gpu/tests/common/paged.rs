@@ -51,8 +51,7 @@ impl Layout {
             row = rows.end;
             let mut pages = vec![none; missing(range)];
             pages.extend(free.split_off(free.len() - pages_of(range)));
-            let (position, kind) = (range.start, SpanKind::Prefill);
-            Span { kind, rows, position, slot, pages, checkpoints: vec![] }
+            Span::new(SpanKind::Prefill, rows, range.start, slot, pages)
         });
         Self { spans: spans.collect(), pages }
     }
