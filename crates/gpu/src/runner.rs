@@ -1,0 +1,293 @@
+//! The network on a device, as the engine drives it.
+
+mod draft;
+mod growing;
+mod plans;
+
+use crate::cache::{DeviceCache, SlotMoves, StateError};
+use crate::device::{Device, DeviceError};
+use crate::dispatch::Dispatch;
+use crate::plan::Plan;
+use crate::recorder::{Bindings, record_draft, record_step};
+use crate::rotations::Rotations;
+use crate::shape_constants::width;
+use crate::step_tables::{StepTables, TableBuffer, TableCounts, page_entries};
+use crate::tensor::{Dtype, Tensor};
+use crate::weights::GpuParts;
+use calla_model::{Network, Shape};
+use calla_ops::{Batch, CacheError, CacheSize, Drafts, Rows, Runner, SpanKind, StepError};
+use growing::Growing;
+use plans::{Bound, PlanKey, Plans, Work};
+
+/// How much a runner holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RunnerSize {
+    /// State of sequences.
+    pub cache: CacheSize,
+    /// Most sequences of a step. So many slots more are held, as a step writes no slot that it reads.
+    pub sequences: usize,
+    /// Draft, where the network has the layer for it.
+    pub drafting: bool,
+}
+
+/// A network on a device.
+///
+/// A step is recorded once for its counts of rows, spans, chunks and outputs and a bucket of its context. From then on
+/// its tables are written and its dispatches run again. State moves on only where a step has succeeded.
+pub struct GpuRunner<D> {
+    device: D,
+    /// Of the device, in errors and in [`Runner::arithmetic`].
+    name: &'static str,
+    shape: Shape,
+    network: Network<GpuParts>,
+    rotations: Rotations,
+    cache: DeviceCache,
+    tables: Growing,
+    logits: Growing,
+    scratch: Growing,
+    draft: Option<draft::Buffers>,
+    plans: Plans,
+    /// Why state could not be moved, until a step can say so.
+    failed: Option<StateError>,
+}
+
+/// Positions up to which plans are recorded apart by context: beyond, one serves all.
+const CONTEXT_MAX: u32 = 1 << 14;
+/// Positions for which the smallest plan has room.
+const CONTEXT_MIN: u32 = 1 << 7;
+
+impl<D: Device> GpuRunner<D> {
+    /// A network whose weights lie on `device`, without any sequence. `name` is that of the device in errors.
+    ///
+    /// # Errors
+    /// If the device has not the memory, or failed.
+    pub fn new(
+        mut device: D,
+        name: &'static str,
+        shape: &Shape,
+        network: Network<GpuParts>,
+        size: RunnerSize,
+    ) -> Result<Self, DeviceError> {
+        let drafting = size.drafting && network.mtp.is_some();
+        let cache = DeviceCache::new(&mut device, shape, size.cache, size.sequences, drafting)?;
+        let rotations = Rotations::upload(&mut device, shape)?;
+        let draft = drafting
+            .then(|| draft::Buffers::new(&mut device, shape, size.sequences))
+            .transpose()?;
+        Ok(Self {
+            device,
+            name,
+            shape: shape.clone(),
+            network,
+            rotations,
+            cache,
+            tables: Growing::new("tables of a step"),
+            logits: Growing::new("logits"),
+            scratch: Growing::new("temporaries of a step"),
+            draft,
+            plans: Plans::default(),
+            failed: None,
+        })
+    }
+
+    /// The device.
+    pub fn device(&mut self) -> &mut D {
+        &mut self.device
+    }
+
+    /// Bytes of temporaries that the largest step so far needed.
+    #[must_use]
+    pub fn scratch_bytes(&self) -> u64 {
+        self.scratch.bytes()
+    }
+
+    /// Runs the spans of one kind: logits of its output rows.
+    fn run_step(&mut self, batch: &Batch) -> Result<Rows, StateError> {
+        let moves = self.cache.begin(batch.spans())?;
+        let logits = self.run_plan(batch, &moves, Work::Step(batch.spans()[0].kind))?;
+        self.cache.commit(moves);
+        let mut values = vec![0.0_f32; logits.rows as usize * logits.cols as usize];
+        if !values.is_empty() {
+            self.device.read(logits.range, bytemuck::cast_slice_mut(&mut values))?;
+        }
+        Ok(Rows::from_vec(self.shape.vocab_size, values))
+    }
+
+    /// Runs the plan of a batch, and records it first if need be: where its logits are.
+    fn run_plan(
+        &mut self,
+        batch: &Batch,
+        moves: &SlotMoves,
+        work: Work,
+    ) -> Result<Tensor, DeviceError> {
+        let tables = StepTables::new(batch, moves);
+        let counts = tables.counts();
+        // Each guess has logits, though nobody asks for them.
+        let outputs = if let Work::Draft { .. } = work { counts.rows } else { counts.outputs };
+        let (table_buffer, logits) = self.buffers(counts, page_entries(batch), outputs)?;
+        let seen = tables.positions.iter().max().map_or(1, |&last| last + 1);
+        let context = seen.next_power_of_two().clamp(CONTEXT_MIN, CONTEXT_MAX.max(seen));
+        let key = PlanKey { work, counts, context };
+        if self.plans.get(&key).is_none() {
+            self.record(key, batch, table_buffer, logits)?;
+        }
+        let bytes = tables.to_bytes();
+        self.device.write(table_buffer.start(bytes.len()), &bytes)?;
+        let plan = self.plans.get(&key).expect("a plan that was just recorded");
+        self.device.run(&plan.dispatches, &plan.stages)?;
+        Ok(logits)
+    }
+
+    /// Buffers for the tables of a step, and for its logits.
+    fn buffers(
+        &mut self,
+        counts: TableCounts,
+        pages: usize,
+        outputs: u32,
+    ) -> Result<(TableBuffer, Tensor), DeviceError> {
+        let (device, plans) = (&mut self.device, &mut self.plans);
+        let (buffer, bytes) = self.tables.at_least(device, plans, counts.bytes(pages))?;
+        let tables = TableBuffer { buffer, bytes };
+        let vocab = width(self.shape.vocab_size);
+        let bytes = u64::from(outputs) * u64::from(vocab) * Dtype::F32.size();
+        let (buffer, _) = self.logits.at_least(device, plans, bytes)?;
+        Ok((tables, Tensor::whole(buffer, outputs, vocab, Dtype::F32)))
+    }
+
+    fn record(
+        &mut self,
+        key: PlanKey,
+        batch: &Batch,
+        tables: TableBuffer,
+        logits: Tensor,
+    ) -> Result<(), DeviceError> {
+        let bindings = Bindings {
+            tables: tables.tables(key.counts).expect("a buffer that was made for these tables"),
+            rotations: self.rotations,
+            attention: self.cache.attention(),
+            delta: self.cache.delta(),
+            kept: self.cache.kept(),
+            logits,
+        };
+        let (shape, network, context) = (&self.shape, &self.network, key.context);
+        let recording = match (key.work, &self.draft) {
+            (Work::Draft { vocab_used }, Some(draft)) => {
+                let draft = draft.bindings(key.counts.rows, vocab_used);
+                record_draft(shape, network, batch, bindings, context, &draft)
+            }
+            _ => record_step(shape, network, batch, bindings, context),
+        };
+        let plan = Plan::new(recording);
+        let bytes = plan.scratch_bytes();
+        let (scratch, _) = self.scratch.at_least(&mut self.device, &mut self.plans, bytes)?;
+        let dispatches = plan.bind(scratch);
+        self.plans.insert(key, Bound { dispatches, stages: plan.stages().to_vec() });
+        Ok(())
+    }
+
+    /// Runs moves of state, which do not depend on one another. What fails is said by the next step: nothing else waits
+    /// for them.
+    fn move_state(&mut self, dispatches: Result<Vec<Dispatch>, CacheError>) {
+        let moved = dispatches.map_err(StateError::from).and_then(|dispatches| {
+            let stages: &[usize] = if dispatches.is_empty() { &[] } else { &[dispatches.len()] };
+            Ok(self.device.run(&dispatches, stages)?)
+        });
+        if let Err(error) = moved {
+            self.failed.get_or_insert(error);
+        }
+    }
+
+    /// The first failure since the last step.
+    fn check_moves(&mut self) -> Result<(), StateError> {
+        self.failed.take().map_or(Ok(()), Err)
+    }
+
+    fn named<T>(&self, result: Result<T, StateError>) -> Result<T, StepError> {
+        result.map_err(|error| StepError { device: self.name, reason: error.to_string() })
+    }
+
+    /// Runs the spans of both kinds, one plan after the other.
+    fn run_batch(&mut self, batch: &Batch) -> Result<Rows, StateError> {
+        self.check_moves()?;
+        let mut logits = Rows::zeros(batch.outputs().len(), self.shape.vocab_size);
+        for kind in [SpanKind::Prefill, SpanKind::Decode] {
+            if let Some((part, outputs)) = batch.part(kind) {
+                let rows = self.run_step(&part)?;
+                for (row, &output) in rows.iter().zip(&outputs) {
+                    logits.row_mut(output).copy_from_slice(row);
+                }
+            }
+        }
+        Ok(logits)
+    }
+}
+
+impl<D: Device> Runner for GpuRunner<D> {
+    fn shape(&self) -> &Shape {
+        &self.shape
+    }
+
+    fn cache_size(&self) -> CacheSize {
+        self.cache.size()
+    }
+
+    fn clear_slot(&mut self, slot: usize) {
+        self.move_state(self.cache.clear_slot(slot));
+    }
+
+    fn copy_slot(&mut self, from: usize, to: usize) {
+        self.move_state(self.cache.copy_slot(from, to));
+    }
+
+    fn copy_page(&mut self, from: usize, to: usize) {
+        self.move_state(self.cache.copy_page(from, to));
+    }
+
+    fn step(&mut self, batch: &Batch) -> Result<Rows, StepError> {
+        let result = self.run_batch(batch);
+        self.named(result)
+    }
+
+    fn can_draft(&self) -> bool {
+        self.draft.is_some()
+    }
+
+    fn draft(&mut self, drafts: &Drafts) -> Result<Vec<Vec<u32>>, StepError> {
+        let result = self.check_moves().and_then(|()| self.guess(drafts));
+        self.named(result)
+    }
+
+    fn slot_bytes(&self) -> usize {
+        self.cache.slot_bytes()
+    }
+
+    fn page_bytes(&self) -> usize {
+        self.cache.page_bytes()
+    }
+
+    fn read_slot(&mut self, slot: usize, out: &mut Vec<u8>) -> Result<(), StepError> {
+        let result = self.check_moves();
+        let result = result.and_then(|()| self.cache.read_slot(&mut self.device, slot, out));
+        self.named(result)
+    }
+
+    fn write_slot(&mut self, slot: usize, bytes: &[u8]) -> Result<(), StepError> {
+        let result = self.cache.write_slot(&mut self.device, slot, bytes);
+        self.named(result)
+    }
+
+    fn read_page(&mut self, page: usize, out: &mut Vec<u8>) -> Result<(), StepError> {
+        let result = self.check_moves();
+        let result = result.and_then(|()| self.cache.read_page(&mut self.device, page, out));
+        self.named(result)
+    }
+
+    fn write_page(&mut self, page: usize, bytes: &[u8]) -> Result<(), StepError> {
+        let result = self.cache.write_page(&mut self.device, page, bytes);
+        self.named(result)
+    }
+
+    fn arithmetic(&self) -> String {
+        format!("{}, activations of prefill and KV in bf16, 1", self.name)
+    }
+}

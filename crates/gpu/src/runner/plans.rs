@@ -1,0 +1,60 @@
+//! Plans that were recorded, to be run again.
+
+use crate::dispatch::Dispatch;
+use crate::step_tables::TableCounts;
+use calla_ops::SpanKind;
+use std::collections::HashMap;
+
+/// What a plan computes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) enum Work {
+    /// The forward pass.
+    Step(SpanKind),
+    /// A guess of the draft layer.
+    Draft {
+        /// Only tokens below this one are guessed.
+        vocab_used: u32,
+    },
+}
+
+/// What a plan depends on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) struct PlanKey {
+    pub(super) work: Work,
+    pub(super) counts: TableCounts,
+    /// Positions that it has room for.
+    pub(super) context: u32,
+}
+
+/// A plan whose ranges all lie in buffers.
+#[derive(Debug)]
+pub(super) struct Bound {
+    pub(super) dispatches: Vec<Dispatch>,
+    pub(super) stages: Vec<usize>,
+}
+
+/// Most plans that are kept: slices of prompts come in many sizes.
+const PLANS_MAX: usize = 64;
+
+/// Plans by what they depend on.
+#[derive(Debug, Default)]
+pub(super) struct Plans(HashMap<PlanKey, Bound>);
+
+impl Plans {
+    pub(super) fn get(&self, key: &PlanKey) -> Option<&Bound> {
+        self.0.get(key)
+    }
+
+    /// Forgets all of them: a buffer that they bind is no longer there.
+    pub(super) fn clear(&mut self) {
+        self.0.clear();
+    }
+
+    /// Keeps a plan.
+    pub(super) fn insert(&mut self, key: PlanKey, plan: Bound) {
+        if self.0.len() >= PLANS_MAX {
+            self.0.clear();
+        }
+        self.0.insert(key, plan);
+    }
+}
