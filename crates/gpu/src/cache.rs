@@ -174,6 +174,15 @@ impl DeviceCache {
         Ok(copies(self.storage.page_parts(), from, to))
     }
 
+    /// The hidden row of a slot: a row of [`DeviceCache::kept`], or nothing without drafts.
+    ///
+    /// # Errors
+    /// If there is no such slot.
+    pub fn kept_row(&self, slot: usize) -> Result<Option<Range>, CacheError> {
+        let slot = self.slots.physical(slot)?;
+        Ok(self.storage.kept.map(|kept| entry(kept, slot)))
+    }
+
     /// Bytes of a slot.
     #[must_use]
     pub fn slot_bytes(&self) -> usize {

@@ -12,7 +12,7 @@ use crate::recorder::{Bindings, record_draft, record_step};
 use crate::rotations::Rotations;
 use crate::shape_constants::width;
 use crate::step_tables::{StepTables, TableBuffer, TableCounts, page_entries};
-use crate::tensor::{Dtype, Tensor};
+use crate::tensor::{Dtype, Place, Range, Tensor};
 use crate::weights::GpuParts;
 use calla_model::{Network, Shape};
 use calla_ops::{Batch, CacheError, CacheSize, Drafts, Rows, Runner, SpanKind, StepError};
@@ -132,7 +132,8 @@ impl<D: Device> GpuRunner<D> {
             self.record(key, batch, table_buffer, logits)?;
         }
         let bytes = tables.to_bytes();
-        self.device.write(table_buffer.start(bytes.len()), &bytes)?;
+        let (place, len) = (Place::Buffer(table_buffer.buffer), bytes.len() as u64);
+        self.device.write(Range { place, start: 0, len }, &bytes)?;
         let plan = self.plans.get(&key).expect("a plan that was just recorded");
         self.device.run(&plan.dispatches, &plan.stages)?;
         Ok(logits)

@@ -119,7 +119,10 @@ impl<D: Device> GpuRunner<D> {
     ) -> Result<(), StateError> {
         let copies: Result<Vec<_>, StateError> = (0..)
             .zip(slots)
-            .map(|(row, slot)| Ok(copy(self.cache.kept_row(slot)?, buffers.hidden_row(row))))
+            .map(|(row, slot)| {
+                let kept = self.cache.kept_row(slot)?.ok_or_else(|| off("no rows are kept"))?;
+                Ok(copy(kept, buffers.hidden_row(row)))
+            })
             .collect();
         let copies = copies?;
         Ok(self.device.run(&copies, &[copies.len()])?)

@@ -2,6 +2,7 @@
 #![allow(dead_code, unreachable_pub, reason = "each test binary uses a part of it")]
 
 pub mod delta;
+pub mod network;
 pub mod orders;
 pub mod paged;
 pub mod quantised;

@@ -1,0 +1,26 @@
+//! Whole networks on the host device.
+
+use calla_gpu::{GpuRunner, RunnerSize, upload};
+use calla_gpu_host::HostDevice;
+use calla_model::network::CheckpointParts;
+use calla_model::{Network, Shape};
+use calla_weights::Checkpoint;
+use std::path::Path;
+
+/// A checkpoint's network and its shape.
+pub fn checkpoint(dir: &Path) -> (Shape, Network<CheckpointParts>) {
+    let checkpoint = Checkpoint::open(dir).expect("a checkpoint");
+    let shape = checkpoint.shape().clone();
+    (shape, checkpoint.load().expect("its weights"))
+}
+
+/// A runner on the host device; `None`, with the reason printed, where kernels cannot be compiled.
+pub fn runner(
+    shape: &Shape,
+    network: &Network<CheckpointParts>,
+    size: RunnerSize,
+) -> Option<GpuRunner<HostDevice>> {
+    let mut device = super::device()?;
+    let network = upload(&mut device, network, shape).expect("weights that kernels take");
+    Some(GpuRunner::new(device, "host", shape, network, size).expect("memory"))
+}
