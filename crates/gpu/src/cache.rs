@@ -180,7 +180,7 @@ impl DeviceCache {
     /// If there is no such slot.
     pub fn kept_row(&self, slot: usize) -> Result<Option<Range>, CacheError> {
         let slot = self.slots.physical(slot)?;
-        Ok(self.storage.kept.map(|kept| entry(kept, slot)))
+        Ok(self.storage.kept.map(|kept| entry(kept, slot.into())))
     }
 
     /// Bytes of a slot.

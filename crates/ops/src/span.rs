@@ -6,7 +6,7 @@ use calla_model::shape::PAGE_TOKENS;
 use std::ops::Range;
 
 /// Which arithmetic a span's rows are computed with, where a backend has two.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum SpanKind {
     /// Prompt tokens. The span starts at a cut of the prompt (see `calla-engine`'s cut rule) and names those
     /// inside it, so a backend that computes in chunks can start a chunk at each ([`Span::chunks`]).
