@@ -44,6 +44,10 @@ impl<F: Fn(usize, &mut [f32]) + Send> Runner for Playback<F> {
         Err(no_bytes())
     }
 
+    fn decodes_as_it_prefills(&self) -> bool {
+        true
+    }
+
     fn arithmetic(&self) -> String {
         "playback".to_owned()
     }

@@ -288,6 +288,10 @@ impl<D: Device> Runner for GpuRunner<D> {
         self.named(result)
     }
 
+    fn decodes_as_it_prefills(&self) -> bool {
+        false
+    }
+
     fn arithmetic(&self) -> String {
         format!("{}, activations of prefill and KV in bf16, 1", self.name)
     }

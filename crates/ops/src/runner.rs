@@ -78,6 +78,9 @@ pub trait Runner: Send {
     /// If there is no such page, the bytes are not as many as a page takes, or the device failed.
     fn write_page(&mut self, page: usize, bytes: &[u8]) -> Result<(), StepError>;
 
+    /// Whether decoding rounds like prefill, so that a state is the same bit for bit however its tokens were computed.
+    fn decodes_as_it_prefills(&self) -> bool;
+
     /// Names the rounding of this device's results: state may move between runners of one network where
     /// this is equal.
     fn arithmetic(&self) -> String;
@@ -268,6 +271,11 @@ where
 
     fn write_page(&mut self, page: usize, bytes: &[u8]) -> Result<(), StepError> {
         Ok(self.ops.cache_mut().write_page(page, bytes)?)
+    }
+
+    fn decodes_as_it_prefills(&self) -> bool {
+        // `HostOps` promise a row's result whatever it is batched with.
+        true
     }
 
     fn arithmetic(&self) -> String {

@@ -32,8 +32,8 @@ pub struct Limits {
     pub fast_cache: bool,
 }
 
-/// The setting for a host backend, whose decoding rounds like its prefill. The context is cut down to what
-/// the device and the model have. What the device holds beyond that keeps snapshots.
+/// The setting for a runner. The context is cut down to what the device and the model have. What the device holds beyond
+/// that keeps snapshots.
 #[must_use]
 pub fn engine_config(runner: &dyn Runner, rule: CutRule, limits: Limits) -> EngineConfig {
     let cache = runner.cache_size();
@@ -47,7 +47,11 @@ pub fn engine_config(runner: &dyn Runner, rule: CutRule, limits: Limits) -> Engi
         queue_max: limits.queue_max,
         slice_rows: SLICE_ROWS,
         rule,
-        arithmetic: Arithmetic::Uniform,
+        arithmetic: if runner.decodes_as_it_prefills() {
+            Arithmetic::Uniform
+        } else {
+            Arithmetic::Split
+        },
         fast_cache: limits.fast_cache,
         snapshot_interval: SNAPSHOT_INTERVAL,
         remembered_tokens_max: REMEMBERED_TOKENS_MAX,
