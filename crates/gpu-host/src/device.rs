@@ -1,6 +1,5 @@
 //! The host device.
 
-use crate::check;
 use crate::compiler::Compiler;
 use crate::error::{HostError, Kind, io_error};
 use crate::executor::{Executor, Request};
@@ -8,10 +7,15 @@ use crate::library::Library;
 use crate::memory::Memory;
 use crate::options::Options;
 use calla_gpu::sources::{HEADERS, KERNELS, Source};
-use calla_gpu::{Access, BufferId, Device, DeviceError, Dispatch, Place, Range};
+use calla_gpu::{Access, BufferId, Device, DeviceError, Dispatch, Place, Range, check};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 use std::{fs, io};
+
+/// Most threads of a threadgroup: a heavy kernel on a small Mac gets no more.
+const MAX_THREADS: u32 = 256;
+/// Most threadgroups in each dimension: a GPU of NVIDIA gets no more.
+const MAX_GRID: [u32; 3] = [0x7fff_ffff, 0xffff, 0xffff];
 
 /// Runs kernels on the processor.
 #[derive(Debug)]
@@ -108,12 +112,22 @@ impl HostDevice {
         let Some(executor) = self.executor.as_mut() else {
             return Err(failed("there is no executor".to_owned()));
         };
-        let kernel = self.library.kernel(executor, dispatch.entry).map_err(kernel_error)?;
-        let places = check::dispatch(dispatch, &kernel, &self.memory).map_err(kernel_error)?;
+        let loaded = self.library.kernel(executor, dispatch.entry).map_err(kernel_error)?;
+        let max_threads = loaded.max_threads.map_or(MAX_THREADS, |most| most.min(MAX_THREADS));
+        let kernel = check::Kernel {
+            file: &loaded.file,
+            constants: &loaded.constants,
+            buffers: &loaded.buffers,
+            max_threads,
+            max_grid: MAX_GRID,
+        };
+        check::dispatch(dispatch, &kernel, &|id| self.memory.len(id)).map_err(kernel_error)?;
+        let places = dispatch.bindings.iter().map(|binding| self.memory.place(binding.range));
+        let places: Vec<_> = places.collect::<Result<_, _>>().map_err(kernel_error)?;
         let mut request = Request::run();
         request
-            .u32(kernel.module)
-            .u32(kernel.index)
+            .u32(loaded.module)
+            .u32(loaded.index)
             .u32(self.options.workers())
             .u32(u32::from(self.options.sanitize || self.options.forget))
             .u64(self.memory.used())
@@ -205,7 +219,7 @@ impl HostDevice {
     /// The bytes of a range, `len` of them.
     fn bytes(&mut self, what: &str, range: Range, len: usize) -> Result<&mut [u8], DeviceError> {
         let failed = |reason| DeviceError::Failed { label: what.to_owned(), reason };
-        let place = check::range(range, &self.memory).map_err(failed)?;
+        let place = self.memory.place(range).map_err(failed)?;
         if range.len != len as u64 {
             return Err(failed(format!("{len} bytes are given for a range of {}", range.len)));
         }

@@ -7,7 +7,6 @@
 //! So memory is in order after a simdgroup function as after a barrier, which a GPU does not promise: where one stands between
 //! a write and the read of it by another lane, a missing `simdgroup_barrier` goes unnoticed.
 
-mod check;
 mod compiler;
 mod device;
 mod error;

@@ -2,19 +2,11 @@
 
 use crate::compiler::{Compiler, Failure};
 use crate::executor::{Executor, Request};
+use calla_gpu::check::Buffer;
 use calla_msl::{FunctionConstant, Target, Translation, translate};
 use std::collections::HashMap;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
-
-/// A buffer of a kernel, as its compiler sees it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Buffer {
-    pub(crate) memory: calla_msl::Memory,
-    /// Bytes of what it points to.
-    pub(crate) size: u64,
-    pub(crate) align: u64,
-}
 
 /// A kernel that is loaded.
 #[derive(Clone, Debug)]

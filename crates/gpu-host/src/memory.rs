@@ -1,6 +1,7 @@
 //! The buffers: one file in memory that this process and the executor both map, so that nothing is copied.
 
 use crate::error::{Kind, io_error};
+use calla_gpu::{BufferId, Range, check};
 use memmap2::{MmapMut, MmapOptions};
 use std::fs::File;
 use std::os::fd::{AsRawFd as _, FromRawFd as _, OwnedFd, RawFd};
@@ -81,6 +82,18 @@ impl Memory {
             Some(buffer) if buffer.released => Err(format!("buffer {index} was released")),
             Some(buffer) => Ok(buffer.place.clone()),
         }
+    }
+
+    /// Bytes of a buffer.
+    pub(crate) fn len(&self, id: BufferId) -> Result<u64, String> {
+        self.buffer(id.0).map(|place| place.end - place.start)
+    }
+
+    /// Where a range lies in the file.
+    pub(crate) fn place(&self, range: Range) -> Result<ops::Range<u64>, String> {
+        let id = check::range(range, &|id| self.len(id))?;
+        let start = self.buffer(id.0)?.start + range.start;
+        Ok(start..start + range.len)
     }
 
     /// Whether something was written between a buffer and the next one. Puts it right.

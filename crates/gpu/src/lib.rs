@@ -8,6 +8,7 @@ pub mod argmax;
 pub mod attention_decode;
 pub mod attention_prefill;
 pub mod cache;
+pub mod check;
 pub mod combine;
 pub mod copy;
 pub mod delta_prep;

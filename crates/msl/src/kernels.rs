@@ -237,6 +237,11 @@ fn parameters(tokens: &Tokens, range: Range<usize>) -> Result<Vec<Param>, Error>
     Ok(params)
 }
 
+/// The type that a pointer or reference refers to.
+pub(crate) fn pointee(text: &str) -> &str {
+    text.trim_end_matches(['*', '&']).trim_end()
+}
+
 fn memory(tokens: &Tokens, at: usize, text: &str) -> Result<Memory, Error> {
     let has =
         |word: &str| text.split(|c: char| !c.is_alphanumeric() && c != '_').any(|w| w == word);

@@ -6,6 +6,8 @@
 
 mod builtin;
 mod check;
+mod constants;
+pub mod cuda;
 mod host;
 mod kernels;
 mod rewrite;
@@ -32,6 +34,8 @@ pub struct Error {
 pub enum Target {
     /// C++17 for clang and the runtime of the host driver, with function constants as variables.
     Host,
+    /// CUDA C++ for NVRTC and the runtime of the CUDA driver, with function constants as macros: see [`cuda::pipeline`].
+    Cuda,
 }
 
 /// A translated source.
@@ -125,14 +129,19 @@ pub fn translate(
     check::casts(&tokens)?;
     check::pointers(&tokens)?;
     check::attributes(&tokens)?;
-    let Target::Host = target;
-    let constants = host::function_constants(&mut tokens)?;
+    let constants = constants::function_constants(target, &mut tokens)?;
     let kernels = kernels::find(&mut tokens)?;
     rewrite::threadgroup_variables(&mut tokens)?;
     rewrite::literals(&mut tokens);
     rewrite::vectors(&mut tokens)?;
     rewrite::drop_attributes(&mut tokens)?;
-    let code = host::emit(&tokens, &kernels, &constants);
+    let code = match target {
+        Target::Host => host::emit(&tokens, &kernels, &constants),
+        Target::Cuda => {
+            rewrite::swizzles(&mut tokens);
+            cuda::emit(&tokens, &kernels)
+        }
+    };
     let entries = kernels.into_iter().map(|kernel| kernel.entry).collect();
     Ok(Translation { code, entries, constants: constants.list })
 }

@@ -93,6 +93,26 @@ fn vector(word: &str) -> Option<(&str, &str)> {
     (SCALARS.contains(&scalar) && ["2", "3", "4"].contains(&n)).then_some((scalar, n))
 }
 
+/// `v.xy` becomes a call: only clang's vectors have components by several names.
+pub(crate) fn swizzles(tokens: &mut Tokens) {
+    for at in 1..tokens.list.len() {
+        let components: Option<Vec<String>> = tokens.list[at]
+            .text
+            .chars()
+            .map(|c| "xyzw".find(c).map(|component| component.to_string()))
+            .collect();
+        let after_dot = tokens.prev(at).is_some_and(|i| tokens.is(i, "."));
+        if let Some(components) = components
+            && tokens.list[at].kind == Kind::Word
+            && components.len() > 1
+            && after_dot
+        {
+            let order = components.join(", ");
+            tokens.replace(at, format!("msl_swizzle(msl::order<{order}>())"));
+        }
+    }
+}
+
 /// Attributes have been read by now.
 pub(crate) fn drop_attributes(tokens: &mut Tokens) -> Result<(), Error> {
     for at in 0..tokens.list.len() {

@@ -1,44 +1,63 @@
-//! Whether a dispatch fits its kernel and its buffers, before it runs.
+//! Whether a dispatch fits its kernel and its buffers, before it runs: what every driver asks.
 
-use crate::library::{Buffer, Kernel};
-use crate::memory::Memory;
-use calla_gpu::{Access, Dispatch, Place, Range};
-use std::ops;
+use crate::dispatch::{Access, Dispatch};
+use crate::tensor::{BufferId, Place, Range};
+use calla_msl::{FunctionConstant, Memory};
 
-/// Most threads of a threadgroup: a heavy kernel on a small Mac gets no more.
-const THREADS_MAX: u32 = 256;
-/// Most threadgroups in a dimension.
-const GRID_MAX: u64 = 1 << 31;
+/// A buffer of a kernel, as the kernel's compiler sees it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Buffer {
+    /// How it is declared.
+    pub memory: Memory,
+    /// Bytes of an element; of all parameters, where it is the last.
+    pub size: u64,
+    /// Its alignment in bytes.
+    pub align: u64,
+}
 
-/// Where each binding lies in the shared file, or what does not fit.
-pub(crate) fn dispatch(
+/// A kernel, and the device that it is for.
+#[derive(Clone, Copy, Debug)]
+pub struct Kernel<'a> {
+    /// The file that it is in, for messages.
+    pub file: &'a str,
+    /// Function constants of the file.
+    pub constants: &'a [FunctionConstant],
+    /// In the order of their indices; parameters, where there are any, are the last.
+    pub buffers: &'a [Buffer],
+    /// Most threads of a threadgroup.
+    pub max_threads: u32,
+    /// Most threadgroups in each dimension.
+    pub max_grid: [u32; 3],
+}
+
+/// Checks a dispatch. `len` gives the bytes of a buffer, or says why there is none.
+///
+/// # Errors
+/// What does not fit.
+pub fn dispatch(
     dispatch: &Dispatch,
-    kernel: &Kernel,
-    memory: &Memory,
-) -> Result<Vec<ops::Range<u64>>, String> {
+    kernel: &Kernel<'_>,
+    len: &dyn Fn(BufferId) -> Result<u64, String>,
+) -> Result<(), String> {
     size(dispatch, kernel)?;
     constants(dispatch, kernel)?;
     let (params, buffers) = match kernel.buffers.split_last() {
-        Some((last, rest)) if last.memory == calla_msl::Memory::Constant => (Some(last), rest),
-        _ => (None, &kernel.buffers[..]),
+        Some((last, rest)) if last.memory == Memory::Constant => (last.size, rest),
+        _ => (0, kernel.buffers),
     };
     if buffers.len() != dispatch.bindings.len() {
         let (bound, taken) = (dispatch.bindings.len(), buffers.len());
         return Err(format!("{bound} buffers are bound; {} takes {taken}", kernel.file));
     }
-    let expected = params.map_or(0, |params| params.size);
-    if dispatch.params.len() as u64 != expected {
+    if dispatch.params.len() as u64 != params {
         let given = dispatch.params.len();
-        return Err(format!("parameters are {given} bytes; {} takes {expected}", kernel.file));
+        return Err(format!("parameters are {given} bytes; {} takes {params}", kernel.file));
     }
-    let mut places = vec![];
     for (index, (binding, buffer)) in dispatch.bindings.iter().zip(buffers).enumerate() {
-        let place = range(binding.range, memory).and_then(|place| {
-            declared(binding.access, buffer)?;
-            aligned(&place, buffer)?;
-            Ok(place)
-        });
-        places.push(place.map_err(|reason| format!("buffer {index}: {reason}"))?);
+        range(binding.range, len)
+            .and_then(|_| access(binding.access, buffer.memory))
+            .and_then(|()| aligned(binding.range, buffer.align))
+            .map_err(|reason| format!("buffer {index}: {reason}"))?;
     }
     for (index, binding) in dispatch.bindings.iter().enumerate() {
         let other = dispatch.bindings.iter().enumerate().find(|(other, b)| {
@@ -51,11 +70,14 @@ pub(crate) fn dispatch(
             ));
         }
     }
-    Ok(places)
+    Ok(())
 }
 
-/// Whether dispatches of one stage leave each other's results alone: pairs that do not.
-pub(crate) fn stage(dispatches: &[Dispatch]) -> Result<(), String> {
+/// Checks that dispatches of one stage leave each other's results alone.
+///
+/// # Errors
+/// Names two that do not.
+pub fn stage(dispatches: &[Dispatch]) -> Result<(), String> {
     // Sorted by start, an overlap shows between neighbours once reads are kept apart from writes.
     let mut all: Vec<(Range, bool, usize)> = vec![];
     for (index, dispatch) in dispatches.iter().enumerate() {
@@ -79,26 +101,26 @@ pub(crate) fn stage(dispatches: &[Dispatch]) -> Result<(), String> {
     Ok(())
 }
 
-fn size(dispatch: &Dispatch, kernel: &Kernel) -> Result<(), String> {
+fn size(dispatch: &Dispatch, kernel: &Kernel<'_>) -> Result<(), String> {
     let threads = dispatch.threads.iter().map(|&n| u64::from(n)).product::<u64>();
-    let most = u64::from(kernel.max_threads.unwrap_or(THREADS_MAX).min(THREADS_MAX));
-    if threads == 0 || threads % 32 != 0 || threads > most {
+    let most = kernel.max_threads;
+    if threads == 0 || threads % 32 != 0 || threads > u64::from(most) {
         return Err(format!(
             "{:?} threads in a threadgroup: their number is a multiple of 32, at most {most}",
             dispatch.threads
         ));
     }
-    let groups = dispatch.grid.iter().map(|&n| u64::from(n)).product::<u64>();
-    if groups == 0 || groups >= GRID_MAX {
+    let fits = dispatch.grid.iter().zip(kernel.max_grid).all(|(&n, most)| (1..=most).contains(&n));
+    if !fits {
         return Err(format!(
-            "{:?} threadgroups: there is at least one, at most 2^31",
-            dispatch.grid
+            "{:?} threadgroups: there is at least one, at most {:?}",
+            dispatch.grid, kernel.max_grid
         ));
     }
     Ok(())
 }
 
-fn constants(dispatch: &Dispatch, kernel: &Kernel) -> Result<(), String> {
+fn constants(dispatch: &Dispatch, kernel: &Kernel<'_>) -> Result<(), String> {
     let given = |index| dispatch.constants.iter().any(|&(other, _)| other == index);
     let missing = kernel.constants.iter().find(|c| c.required && !given(c.index));
     if let Some(constant) = missing {
@@ -116,39 +138,40 @@ fn constants(dispatch: &Dispatch, kernel: &Kernel) -> Result<(), String> {
     Ok(())
 }
 
-/// Where a range lies in the shared file.
-pub(crate) fn range(range: Range, memory: &Memory) -> Result<ops::Range<u64>, String> {
+/// Checks that a range lies in its buffer, and gives that. `len` gives the bytes of a buffer, or says why there is none.
+///
+/// # Errors
+/// Why it does not.
+pub fn range(range: Range, len: &dyn Fn(BufferId) -> Result<u64, String>) -> Result<BufferId, String> {
     let Place::Buffer(id) = range.place else {
         return Err(format!("{:?} was given no place in a buffer", range.place));
     };
-    let buffer = memory.buffer(id.0)?;
-    let len = buffer.end - buffer.start;
+    let len = len(id)?;
     let end = range.start.checked_add(range.len).filter(|&end| end <= len);
     if end.is_none() {
         let Range { start, len: bytes, .. } = range;
         return Err(format!("{bytes} bytes from {start} on end after its {len} bytes"));
     }
-    let start = buffer.start + range.start;
-    Ok(start..start + range.len)
+    Ok(id)
 }
 
-fn declared(access: Access, buffer: &Buffer) -> Result<(), String> {
-    match (access, buffer.memory) {
-        (Access::Read, calla_msl::Memory::Write) => {
+fn access(access: Access, memory: Memory) -> Result<(), String> {
+    match (access, memory) {
+        (Access::Read, Memory::Write) => {
             Err("it is bound to be read, but the kernel takes device T*".to_owned())
         }
-        (Access::Write | Access::ReadWrite, calla_msl::Memory::Read) => {
+        (Access::Write | Access::ReadWrite, Memory::Read) => {
             Err("it is bound to be written, but the kernel takes device const T*".to_owned())
         }
         _ => Ok(()),
     }
 }
 
-fn aligned(place: &ops::Range<u64>, buffer: &Buffer) -> Result<(), String> {
-    // Metal wants offsets of buffers to be multiples of 4, whatever they hold.
-    let align = buffer.align.max(4);
-    if !place.start.is_multiple_of(align) {
-        return Err(format!("it starts at byte {}, not at a multiple of {align}", place.start));
+fn aligned(range: Range, align: u64) -> Result<(), String> {
+    // Metal wants offsets of buffers to be multiples of 4, whatever they hold. Buffers themselves are aligned to more.
+    let align = align.max(4);
+    if !range.start.is_multiple_of(align) {
+        return Err(format!("it starts at byte {}, not at a multiple of {align}", range.start));
     }
     Ok(())
 }

@@ -1,0 +1,178 @@
+//! NVRTC: CUDA C++ to machine code, in this process.
+
+use crate::error::{CudaError, Kind};
+use cudarc::nvrtc::sys::{self, nvrtcResult};
+use std::ffi::{CStr, CString, c_char};
+use std::fmt;
+
+/// Files of the runtime, as they are compiled into the program.
+const RUNTIME: [(&CStr, &str); 5] = [
+    (c"msl.h", include_str!("../runtime/msl.h")),
+    (c"types.h", include_str!("../runtime/types.h")),
+    (c"math.h", include_str!("../runtime/math.h")),
+    (c"simd.h", include_str!("../runtime/simd.h")),
+    (c"matrix.h", include_str!("../runtime/matrix.h")),
+];
+
+/// What every pipeline is compiled with. Products and sums are never fused unless the kernel says `fma`, division and
+/// square root are rounded correctly, and small numbers stay what they are.
+const FLAGS: [&str; 7] = [
+    "--std=c++17",
+    "--device-as-default-execution-space",
+    "--fmad=false",
+    "--prec-div=true",
+    "--prec-sqrt=true",
+    "--ftz=false",
+    // Functions of headers that a kernel has no use for.
+    "--diag-suppress=177",
+];
+
+/// The machine code that a GPU takes, by its compute capability.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Architecture {
+    /// The number before the point.
+    pub major: u32,
+    /// The number behind it.
+    pub minor: u32,
+}
+
+impl Architecture {
+    /// Ampere: the first to convert to bf16 in one instruction.
+    pub const OLDEST: Self = Self { major: 8, minor: 0 };
+}
+
+impl fmt::Display for Architecture {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}.{}", self.major, self.minor)
+    }
+}
+
+/// The compiler that is loaded.
+#[derive(Debug)]
+pub struct Compiler {
+    version: (i32, i32),
+}
+
+impl Compiler {
+    /// Loads NVRTC.
+    ///
+    /// # Errors
+    /// If it is not there ([`CudaError::is_missing`]).
+    pub fn find() -> Result<Self, CudaError> {
+        // SAFETY: it loads a library of that name, whose initialisers are the vendor's.
+        if !unsafe { sys::is_culib_present() } {
+            return Err(Kind::NoCompiler.into());
+        }
+        let (mut major, mut minor) = (0, 0);
+        // SAFETY: both point to integers.
+        match unsafe { sys::nvrtcVersion(&raw mut major, &raw mut minor) } {
+            nvrtcResult::NVRTC_SUCCESS => Ok(Self { version: (major, minor) }),
+            _ => Err(Kind::NoCompiler.into()),
+        }
+    }
+
+    /// All that machine code depends on, but the source and the architecture.
+    pub(crate) fn key(&self) -> String {
+        let runtime: Vec<&str> = RUNTIME.iter().map(|(_, text)| *text).collect();
+        let (major, minor) = self.version;
+        format!("NVRTC {major}.{minor} {} {}", FLAGS.join(" "), runtime.concat())
+    }
+
+    /// Compiles a pipeline's source, of the file `name`, to machine code.
+    ///
+    /// # Errors
+    /// What the compiler said.
+    pub fn compile(
+        &self,
+        name: &str,
+        source: &str,
+        architecture: Architecture,
+    ) -> Result<Vec<u8>, String> {
+        let program = Program::new(name, source)?;
+        let Architecture { major, minor } = architecture;
+        let target = format!("--gpu-architecture=sm_{major}{minor}");
+        let options = FLAGS.iter().copied().chain([target.as_str()]);
+        let options: Vec<CString> = options.map(c_string).collect::<Result<_, _>>()?;
+        let pointers: Vec<*const c_char> = options.iter().map(|option| option.as_ptr()).collect();
+        // SAFETY: the program exists, and there are so many options, each of them a C string that outlives the call.
+        let result = unsafe {
+            sys::nvrtcCompileProgram(program.0, pointers.len() as i32, pointers.as_ptr())
+        };
+        if result != nvrtcResult::NVRTC_SUCCESS {
+            return Err(format!("{result:?}\n{}", program.log()));
+        }
+        program.machine_code()
+    }
+}
+
+fn c_string(text: &str) -> Result<CString, String> {
+    CString::new(text).map_err(|_| "a source has a zero byte".to_owned())
+}
+
+fn check(result: nvrtcResult, what: &str) -> Result<(), String> {
+    match result {
+        nvrtcResult::NVRTC_SUCCESS => Ok(()),
+        _ => Err(format!("NVRTC could not {what}: {result:?}")),
+    }
+}
+
+/// A source that NVRTC has.
+struct Program(sys::nvrtcProgram);
+
+impl Program {
+    fn new(name: &str, source: &str) -> Result<Self, String> {
+        let (name, source) = (c_string(name)?, c_string(source)?);
+        let texts: Vec<CString> =
+            RUNTIME.iter().map(|(_, text)| c_string(text)).collect::<Result<_, _>>()?;
+        let texts: Vec<*const c_char> = texts.iter().map(|text| text.as_ptr()).collect();
+        let names: Vec<*const c_char> = RUNTIME.iter().map(|(name, _)| name.as_ptr()).collect();
+        let mut program = std::ptr::null_mut();
+        // SAFETY: all pointers are to C strings that outlive the call, and there are as many headers as names.
+        let result = unsafe {
+            sys::nvrtcCreateProgram(
+                &raw mut program,
+                source.as_ptr(),
+                name.as_ptr(),
+                texts.len() as i32,
+                texts.as_ptr(),
+                names.as_ptr(),
+            )
+        };
+        check(result, "take a source")?;
+        Ok(Self(program))
+    }
+
+    fn log(&self) -> String {
+        let mut size = 0;
+        // SAFETY: the program exists, and `size` is an integer.
+        let sized = unsafe { sys::nvrtcGetProgramLogSize(self.0, &raw mut size) };
+        let mut bytes = vec![0_u8; size];
+        if sized == nvrtcResult::NVRTC_SUCCESS && size > 0 {
+            // SAFETY: the log has `size` bytes, and `bytes` has room for them.
+            let result = unsafe { sys::nvrtcGetProgramLog(self.0, bytes.as_mut_ptr().cast()) };
+            if let Err(error) = check(result, "give its log") {
+                return error;
+            }
+        }
+        String::from_utf8_lossy(&bytes).trim_end_matches('\0').to_owned()
+    }
+
+    fn machine_code(&self) -> Result<Vec<u8>, String> {
+        let mut size = 0;
+        // SAFETY: the program exists, and `size` is an integer.
+        check(unsafe { sys::nvrtcGetCUBINSize(self.0, &raw mut size) }, "tell a size")?;
+        let mut code = vec![0_u8; size];
+        // SAFETY: the machine code has `size` bytes, and `code` has room for them.
+        let result = unsafe { sys::nvrtcGetCUBIN(self.0, code.as_mut_ptr().cast()) };
+        check(result, "give machine code")?;
+        Ok(code)
+    }
+}
+
+impl Drop for Program {
+    fn drop(&mut self) {
+        // SAFETY: the program exists, and this is the last that is done with it.
+        let result = unsafe { sys::nvrtcDestroyProgram(&raw mut self.0) };
+        debug_assert_eq!(result, nvrtcResult::NVRTC_SUCCESS);
+    }
+}

@@ -1,0 +1,290 @@
+//! The CUDA device.
+
+use crate::cache::Cache;
+use crate::compiler::{Architecture, Compiler};
+use crate::error::{CudaError, Kind, describe, driver_error};
+use crate::library::Library;
+use crate::memory::Buffer;
+use crate::module::Module;
+use crate::options::Options;
+use calla_gpu::{BufferId, Device, DeviceError, Dispatch, Range, check};
+use cudarc::driver::result::{self, DriverError};
+use cudarc::driver::sys::{self, CUdeviceptr};
+use cudarc::driver::{CudaContext, CudaStream};
+use std::collections::HashMap;
+use std::sync::Arc;
+
+/// Most threadgroups in each dimension.
+const MAX_GRID: [u32; 3] = [0x7fff_ffff, 0xffff, 0xffff];
+/// Most threads of a threadgroup, whatever registers it needs: kernels are compiled for no more.
+const MAX_THREADS: u32 = 256;
+
+/// Pipelines of an entry point, each with its function constants as dispatches give them.
+type Variants = Vec<(Vec<(u32, u32)>, Module)>;
+
+/// Runs kernels on an NVIDIA GPU.
+#[derive(Debug)]
+pub struct CudaDevice {
+    options: Options,
+    architecture: Architecture,
+    compiler: Compiler,
+    cache: Cache,
+    library: Library,
+    pipelines: HashMap<&'static str, Variants>,
+    /// By their ids; those that were released are `None`.
+    buffers: Vec<Option<Buffer>>,
+    // Last: what is above uses them to the end.
+    stream: Arc<CudaStream>,
+    context: Arc<CudaContext>,
+}
+
+impl CudaDevice {
+    /// The GPU that `options` name, with the kernels of `calla-gpu`.
+    ///
+    /// # Errors
+    /// If there is no such GPU, no driver or no compiler ([`CudaError::is_missing`]), or either fails.
+    pub fn new(options: &Options) -> Result<Self, CudaError> {
+        // SAFETY: it loads a library of that name, whose initialisers are the vendor's.
+        if !unsafe { sys::is_culib_present() } {
+            return Err(Kind::NoDriver.into());
+        }
+        let no_device = |error: DriverError| match error.0 {
+            sys::CUresult::CUDA_ERROR_NO_DEVICE => {
+                Kind::NoDevice { ordinal: options.ordinal, count: 0 }
+            }
+            _ => driver_error("start")(error),
+        };
+        let count = CudaContext::device_count().map_err(no_device)?;
+        let ordinal = options.ordinal;
+        if i64::from(ordinal) >= i64::from(count) {
+            return Err(Kind::NoDevice { ordinal, count }.into());
+        }
+        let context =
+            CudaContext::new(ordinal as usize).map_err(driver_error("use the device"))?;
+        let (major, minor) =
+            context.compute_capability().map_err(driver_error("tell what the device can"))?;
+        let architecture = Architecture { major: major as u32, minor: minor as u32 };
+        if architecture < Architecture::OLDEST {
+            let name = context.name().map_err(driver_error("name the device"))?;
+            return Err(Kind::OldDevice { name, architecture }.into());
+        }
+        let compiler = Compiler::find()?;
+        let cache = Cache::open(options.cache())?;
+        let library = Library::new().map_err(Kind::from)?;
+        let stream = context.new_stream().map_err(driver_error("make a stream"))?;
+        Ok(Self {
+            options: options.clone(),
+            architecture,
+            compiler,
+            cache,
+            library,
+            pipelines: HashMap::new(),
+            buffers: vec![],
+            stream,
+            context,
+        })
+    }
+
+    /// What the GPU is called.
+    ///
+    /// # Errors
+    /// If the driver does not tell.
+    pub fn name(&self) -> Result<String, CudaError> {
+        Ok(self.context.name().map_err(driver_error("name the device"))?)
+    }
+
+    /// Makes the context this thread's, as everything that follows needs it.
+    fn bind(&self, label: &str) -> Result<(), DeviceError> {
+        self.context.bind_to_thread().map_err(failed(label))
+    }
+
+    fn buffer(&self, id: BufferId) -> Result<&Buffer, String> {
+        let slot = self.buffers.get(id.0 as usize);
+        let slot = slot.ok_or_else(|| format!("there is no buffer {}", id.0))?;
+        slot.as_ref().ok_or_else(|| format!("buffer {} was released", id.0))
+    }
+
+    fn len(&self, id: BufferId) -> Result<u64, String> {
+        self.buffer(id).map(|buffer| buffer.len)
+    }
+
+    fn address(&self, range: Range) -> Result<CUdeviceptr, String> {
+        let id = check::range(range, &|id| self.len(id))?;
+        Ok(self.buffer(id)?.address + range.start)
+    }
+
+    fn pipeline(&self, dispatch: &Dispatch) -> Option<&Module> {
+        let variants = self.pipelines.get(dispatch.entry)?;
+        let same = variants.iter().find(|(constants, _)| *constants == dispatch.constants);
+        same.map(|(_, module)| module)
+    }
+
+    /// Loads all pipelines that `dispatches` need and that are not there yet.
+    fn load(&mut self, dispatches: &[Dispatch]) -> Result<(), DeviceError> {
+        let mut wanted: Vec<usize> = vec![];
+        for (index, dispatch) in dispatches.iter().enumerate() {
+            let same = |&other: &usize| {
+                let other: &Dispatch = &dispatches[other];
+                other.entry == dispatch.entry && other.constants == dispatch.constants
+            };
+            if self.pipeline(dispatch).is_none() && !wanted.iter().any(same) {
+                wanted.push(index);
+            }
+        }
+        if wanted.is_empty() {
+            return Ok(());
+        }
+        let kernel_error = |(index, reason): (usize, String)| DeviceError::Kernel {
+            entry: dispatches[index].entry.to_owned(),
+            reason,
+        };
+        let compiled = self
+            .library
+            .compile(&self.compiler, &self.cache, self.architecture, dispatches, &wanted)
+            .map_err(kernel_error)?;
+        for compiled in compiled {
+            let dispatch = &dispatches[compiled.dispatch];
+            let Some((_, entry)) = self.library.entry(dispatch.entry) else { continue };
+            let module = Module::load(&self.context, entry, &compiled.code)
+                .map_err(failed(&format!("loading {}", dispatch.entry)))?;
+            let variants = self.pipelines.entry(dispatch.entry).or_default();
+            variants.push((dispatch.constants.clone(), module));
+        }
+        Ok(())
+    }
+
+    fn start(&self, dispatch: &Dispatch) -> Result<(), DeviceError> {
+        let entry = || dispatch.label.clone();
+        let kernel_error = |reason| DeviceError::Kernel { entry: entry(), reason };
+        let found = self.library.entry(dispatch.entry).zip(self.pipeline(dispatch));
+        let Some(((file, _), module)) = found else {
+            return Err(kernel_error("it was not loaded".to_owned()));
+        };
+        let kernel = check::Kernel {
+            file: file.name,
+            constants: &file.translation.constants,
+            buffers: &module.buffers,
+            max_threads: module.max_threads.min(MAX_THREADS),
+            max_grid: MAX_GRID,
+        };
+        check::dispatch(dispatch, &kernel, &|id| self.len(id)).map_err(kernel_error)?;
+        let buffers = dispatch.bindings.iter().map(|binding| self.address(binding.range));
+        let buffers: Vec<CUdeviceptr> = buffers.collect::<Result<_, _>>().map_err(kernel_error)?;
+        // SAFETY: the check has found as many buffers and bytes as the kernel takes, and each range inside its buffer, which
+        // lives as long as the device. That kernels stay inside the ranges is what their tests are for.
+        let started = unsafe {
+            module.launch(
+                dispatch.grid,
+                dispatch.threads,
+                &buffers,
+                &dispatch.params,
+                self.stream.cu_stream(),
+            )
+        };
+        started.map_err(failed(&dispatch.label))?;
+        if self.options.wait {
+            self.stream.synchronize().map_err(failed(&dispatch.label))?;
+        }
+        Ok(())
+    }
+
+    /// Address of a range for a copy of `len` bytes.
+    fn copied(&self, label: &str, range: Range, len: usize) -> Result<CUdeviceptr, DeviceError> {
+        let failed = |reason| DeviceError::Failed { label: label.to_owned(), reason };
+        if range.len != len as u64 {
+            return Err(failed(format!("{len} bytes are given for a range of {}", range.len)));
+        }
+        self.address(range).map_err(failed)
+    }
+}
+
+fn failed(label: &str) -> impl FnOnce(DriverError) -> DeviceError {
+    let label = label.to_owned();
+    |error| DeviceError::Failed { label, reason: describe(&error) }
+}
+
+impl Device for CudaDevice {
+    fn allocate(&mut self, label: &str, bytes: u64) -> Result<BufferId, DeviceError> {
+        self.bind(label)?;
+        let out_of_memory =
+            || DeviceError::OutOfMemory { device: "CUDA", label: label.to_owned(), bytes };
+        // CUDA has no buffers of no bytes.
+        let len = bytes.max(1).checked_next_multiple_of(16).ok_or_else(out_of_memory)?;
+        let buffer = Buffer::new(&self.context, len).map_err(|error| match error.0 {
+            sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY => out_of_memory(),
+            _ => failed(label)(error),
+        })?;
+        if self.options.poison {
+            let (len, stream) = (len as usize, self.stream.cu_stream());
+            // SAFETY: the buffer has so many bytes, and nothing else uses it yet.
+            let filled = unsafe { result::memset_d8_async(buffer.address, 0xff, len, stream) };
+            filled.map_err(failed(label))?;
+        }
+        let id = u32::try_from(self.buffers.len()).map_err(|_| out_of_memory())?;
+        self.buffers.push(Some(buffer));
+        Ok(BufferId(id))
+    }
+
+    fn release(&mut self, buffer: BufferId) -> Result<(), DeviceError> {
+        let label = "a release";
+        self.bind(label)?;
+        self.stream.synchronize().map_err(failed(label))?;
+        let failed = |reason| DeviceError::Failed { label: label.to_owned(), reason };
+        self.buffer(buffer).map_err(failed)?;
+        self.buffers[buffer.0 as usize] = None;
+        Ok(())
+    }
+
+    fn write(&mut self, range: Range, bytes: &[u8]) -> Result<(), DeviceError> {
+        let label = "a write";
+        let address = self.copied(label, range, bytes.len())?;
+        self.bind(label)?;
+        // SAFETY: the range lies in its buffer, and `bytes` stay until the stream is through.
+        let copied = unsafe { result::memcpy_htod_async(address, bytes, self.stream.cu_stream()) };
+        copied.and_then(|()| self.stream.synchronize()).map_err(failed(label))
+    }
+
+    fn read(&mut self, range: Range, bytes: &mut [u8]) -> Result<(), DeviceError> {
+        let label = "a read";
+        let address = self.copied(label, range, bytes.len())?;
+        self.bind(label)?;
+        // SAFETY: the range lies in its buffer, and `bytes` stay until the stream is through.
+        let copied = unsafe { result::memcpy_dtoh_async(bytes, address, self.stream.cu_stream()) };
+        copied.and_then(|()| self.stream.synchronize()).map_err(failed(label))
+    }
+
+    fn run(&mut self, dispatches: &[Dispatch], stages: &[usize]) -> Result<(), DeviceError> {
+        let count: usize = stages.iter().sum();
+        if count != dispatches.len() {
+            let reason = format!("stages hold {count} dispatches of {}", dispatches.len());
+            return Err(DeviceError::Failed { label: "a plan".to_owned(), reason });
+        }
+        self.bind("a plan")?;
+        self.load(dispatches)?;
+        let mut rest = dispatches;
+        for &count in stages {
+            let (stage, later) = rest.split_at(count);
+            if cfg!(debug_assertions) {
+                check::stage(stage).map_err(|reason| DeviceError::Kernel {
+                    entry: stage.first().map_or("a stage", |dispatch| dispatch.entry).to_owned(),
+                    reason,
+                })?;
+            }
+            // One after the other, as the stream has it: correct whatever a stage holds.
+            for dispatch in stage {
+                self.start(dispatch)?;
+            }
+            rest = later;
+        }
+        Ok(())
+    }
+}
+
+impl Drop for CudaDevice {
+    fn drop(&mut self) {
+        if self.context.bind_to_thread().is_ok() {
+            // Where the GPU was lost this fails, and nothing runs any more.
+            let _ = self.stream.synchronize();
+        }
+    }
+}

@@ -1,0 +1,19 @@
+//! The CUDA driver: runs dispatches on an NVIDIA GPU.
+//!
+//! Kernels are the Metal ones, translated to CUDA C++. Each pipeline, an entry point with its function constants, is
+//! compiled by NVRTC when it is first used, to machine code for the GPU that is there, and kept on disk. The driver and
+//! NVRTC are looked for when a device is made: where they are not, that is an error, and nothing else.
+
+mod cache;
+mod compiler;
+mod device;
+mod error;
+mod library;
+mod memory;
+mod module;
+mod options;
+
+pub use compiler::{Architecture, Compiler};
+pub use device::CudaDevice;
+pub use error::CudaError;
+pub use options::Options;

@@ -1,0 +1,112 @@
+//! A pipeline that is loaded on the GPU.
+
+use calla_gpu::check;
+use calla_msl::{Entry, ParamKind};
+use cudarc::driver::result::{DriverError, function, launch_kernel, memcpy_dtoh_sync, module};
+use cudarc::driver::sys::{CUdeviceptr, CUfunction, CUfunction_attribute_enum, CUmodule, CUstream};
+use cudarc::driver::CudaContext;
+use std::ffi::{CString, c_void};
+use std::sync::Arc;
+
+/// An entry point with its function constants.
+#[derive(Debug)]
+pub(crate) struct Module {
+    context: Arc<CudaContext>,
+    module: CUmodule,
+    function: CUfunction,
+    pub(crate) buffers: Vec<check::Buffer>,
+    /// Most threads of a threadgroup: registers may leave room for fewer than the kernel would take.
+    pub(crate) max_threads: u32,
+}
+
+// SAFETY: handles of the driver may be used by any thread that has made the context its own, which callers do first.
+unsafe impl Send for Module {}
+
+impl Module {
+    /// Loads machine code. The context is the thread's.
+    pub(crate) fn load(
+        context: &Arc<CudaContext>,
+        entry: &Entry,
+        code: &[u8],
+    ) -> Result<Self, DriverError> {
+        // SAFETY: `code` is machine code that NVRTC made, whole: the cache checks its digest.
+        let module = unsafe { module::load_data(code.as_ptr().cast()) }?;
+        let mut loaded = Self {
+            context: Arc::clone(context),
+            module,
+            function: std::ptr::null_mut(),
+            buffers: vec![],
+            max_threads: 0,
+        };
+        let name = CString::new(entry.name.as_str()).unwrap_or_default();
+        // SAFETY: the module was just loaded.
+        loaded.function = unsafe { module::get_function(module, name) }?;
+        // SAFETY: as above.
+        let (table, bytes) = unsafe { module::get_global(module, c"msl_layout".to_owned()) }?;
+        let mut words = vec![0_u32; bytes / 4];
+        // SAFETY: the table has as many words.
+        unsafe { memcpy_dtoh_sync(&mut words, table) }?;
+        // A size and an alignment for each buffer.
+        let memories = entry.params.iter().filter_map(|param| match param.kind {
+            ParamKind::Buffer { memory, .. } => Some(memory),
+            ParamKind::Builtin(_) => None,
+        });
+        let buffers = memories.zip(words.as_chunks::<2>().0);
+        loaded.buffers = buffers
+            .map(|(memory, &[size, align])| check::Buffer {
+                memory,
+                size: size.into(),
+                align: align.into(),
+            })
+            .collect();
+        let attribute = CUfunction_attribute_enum::CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK;
+        // SAFETY: the function is one of a module that is loaded.
+        let most = unsafe { function::get_function_attribute(loaded.function, attribute) }?;
+        loaded.max_threads = u32::try_from(most).unwrap_or(0);
+        Ok(loaded)
+    }
+
+    /// Starts it. The context is the thread's.
+    ///
+    /// # Safety
+    /// `buffers` are addresses on this GPU, as many as the kernel takes, at which it may do what the dispatch has bound
+    /// them for until the stream is through with it, and `params` are as many bytes as it takes.
+    pub(crate) unsafe fn launch(
+        &self,
+        grid: [u32; 3],
+        threads: [u32; 3],
+        buffers: &[CUdeviceptr],
+        params: &[u8],
+        stream: CUstream,
+    ) -> Result<(), DriverError> {
+        let mut arguments: Vec<*mut c_void> =
+            buffers.iter().map(|buffer| std::ptr::from_ref(buffer).cast_mut().cast()).collect();
+        if !params.is_empty() {
+            arguments.push(params.as_ptr().cast_mut().cast());
+        }
+        let [x, y, z] = grid;
+        let [threads_x, threads_y, threads_z] = threads;
+        // SAFETY: the function is loaded, its arguments are as the caller promises, and the driver has copied them when it
+        // returns.
+        unsafe {
+            launch_kernel(
+                self.function,
+                (x, y, z),
+                (threads_x, threads_y, threads_z),
+                0,
+                stream,
+                &mut arguments,
+            )
+        }
+    }
+}
+
+impl Drop for Module {
+    fn drop(&mut self) {
+        if self.context.bind_to_thread().is_ok() {
+            // SAFETY: it is loaded, and this is the last that is done with it. Where the GPU was lost this fails, and there
+            // is nothing left to unload.
+            let _ = unsafe { module::unload(self.module) };
+        }
+    }
+}
