@@ -10,7 +10,7 @@ use std::process::Command;
 
 /// Which of our crates each crate may use in the program (development dependencies are free). A new edge
 /// is a design decision: ARCHITECTURE.md says why each exists.
-const EDGES: [(&str, &[&str]); 17] = [
+const EDGES: [(&str, &[&str]); 18] = [
     ("calla-model", &[]),
     ("calla-weights", &["calla-model"]),
     ("calla-text", &[]),
@@ -19,6 +19,7 @@ const EDGES: [(&str, &[&str]); 17] = [
     ("calla-msl", &[]),
     ("calla-gpu", &["calla-model", "calla-msl", "calla-ops"]),
     ("calla-gpu-host", &["calla-gpu", "calla-msl"]),
+    ("calla-gpu-cuda", &["calla-gpu", "calla-msl"]),
     ("calla-engine", &["calla-model", "calla-ops"]),
     ("calla-store", &[]),
     ("calla-eval", &["calla-model", "calla-ops"]),

@@ -59,8 +59,7 @@ impl CudaDevice {
         if i64::from(ordinal) >= i64::from(count) {
             return Err(Kind::NoDevice { ordinal, count }.into());
         }
-        let context =
-            CudaContext::new(ordinal as usize).map_err(driver_error("use the device"))?;
+        let context = CudaContext::new(ordinal as usize).map_err(driver_error("use the device"))?;
         let (major, minor) =
             context.compute_capability().map_err(driver_error("tell what the device can"))?;
         let architecture = Architecture { major: major as u32, minor: minor as u32 };

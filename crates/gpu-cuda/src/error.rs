@@ -11,7 +11,9 @@ pub struct CudaError(#[from] Kind);
 
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Kind {
-    #[error("there is no NVIDIA driver here (libcuda was not found): install it, or choose another device")]
+    #[error(
+        "there is no NVIDIA driver here (libcuda was not found): install it, or choose another device"
+    )]
     NoDriver,
     #[error(
         "NVRTC, the compiler for CUDA, was not found (libnvrtc): install the CUDA toolkit 12 or 13, or add the folder \

@@ -2,9 +2,9 @@
 
 use calla_gpu::check;
 use calla_msl::{Entry, ParamKind};
+use cudarc::driver::CudaContext;
 use cudarc::driver::result::{DriverError, function, launch_kernel, memcpy_dtoh_sync, module};
 use cudarc::driver::sys::{CUdeviceptr, CUfunction, CUfunction_attribute_enum, CUmodule, CUstream};
-use cudarc::driver::CudaContext;
 use std::ffi::{CString, c_void};
 use std::sync::Arc;
 

@@ -142,7 +142,10 @@ fn constants(dispatch: &Dispatch, kernel: &Kernel<'_>) -> Result<(), String> {
 ///
 /// # Errors
 /// Why it does not.
-pub fn range(range: Range, len: &dyn Fn(BufferId) -> Result<u64, String>) -> Result<BufferId, String> {
+pub fn range(
+    range: Range,
+    len: &dyn Fn(BufferId) -> Result<u64, String>,
+) -> Result<BufferId, String> {
     let Place::Buffer(id) = range.place else {
         return Err(format!("{:?} was given no place in a buffer", range.place));
     };

@@ -6,8 +6,8 @@ use calla_gpu::advance::{Kept, advance};
 use calla_gpu::sample::Sampler;
 use calla_gpu::step_tables::StepTables;
 use calla_gpu::{Device as _, Dtype, SpanEntry, Tables, Tensor};
-use calla_gpu_host::HostDevice;
 use calla_ops::sample::Sampling;
+use common::TestDevice;
 
 const STEPS: usize = 3;
 
@@ -46,7 +46,7 @@ fn samplers(rows: u32, generated: u64) -> Vec<Sampler> {
 }
 
 impl Step {
-    fn new(device: &mut HostDevice, rows: u32, generated: u64) -> Self {
+    fn new(device: &mut TestDevice, rows: u32, generated: u64) -> Self {
         let tables = StepTables {
             tokens: (40..40 + rows).collect(),
             positions: (100..100 + rows).collect(),

@@ -4,13 +4,13 @@ mod common;
 
 use calla_gpu::Dtype;
 use calla_gpu::argmax::argmax;
-use calla_gpu_host::HostDevice;
 use calla_ops::Rows;
 use calla_ops::sample;
 use calla_testkit::Random;
+use common::TestDevice;
 use common::temporaries::Temporaries;
 
-fn run(device: &mut HostDevice, logits: &Rows, vocab_used: usize) -> Vec<u32> {
+fn run(device: &mut TestDevice, logits: &Rows, vocab_used: usize) -> Vec<u32> {
     let input = common::f32s(device, logits);
     let out = common::output(device, logits.rows(), 1, Dtype::U32);
     let dispatches = argmax(input, vocab_used as u32, &mut Temporaries(device), out);

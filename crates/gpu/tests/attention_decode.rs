@@ -4,9 +4,9 @@ mod common;
 
 use calla_gpu::Dtype;
 use calla_gpu::attention_decode::attention_decode;
-use calla_gpu_host::HostDevice;
 use calla_ops::Rows;
 use calla_testkit::{Random, compare};
+use common::TestDevice;
 use common::paged::{self, Layout, Sequences, gather, reference};
 use common::temporaries::Temporaries;
 use common::tolerance;
@@ -14,7 +14,7 @@ use std::ops::Range;
 
 /// Rows of sequences, `(sequence, positions)` each; told of `more` positions than there are.
 fn decode(
-    device: &mut HostDevice,
+    device: &mut TestDevice,
     random: &mut Random,
     all: &Sequences,
     step: &[(usize, Range<usize>)],

@@ -4,9 +4,9 @@ mod common;
 
 use calla_gpu::Dtype;
 use calla_gpu::attention_prefill::attention_prefill;
-use calla_gpu_host::HostDevice;
 use calla_ops::Rows;
 use calla_testkit::{Random, compare};
+use common::TestDevice;
 use common::paged::{self, Layout, Sequences, gather, reference};
 use common::tolerance;
 use std::ops::Range;
@@ -17,7 +17,7 @@ type Step = [(usize, Range<usize>)];
 
 /// Rows of sequences, `(sequence, positions)` each, in chunks of as many rows as `chunk` says.
 fn prefill(
-    device: &mut HostDevice,
+    device: &mut TestDevice,
     random: &mut Random,
     all: &Sequences,
     step: &Step,

@@ -4,11 +4,11 @@ mod common;
 
 use calla_gpu::cache::{DeviceCache, StateError};
 use calla_gpu::{BufferId, Described, Device as _, DeviceError, Dtype, Tensor};
-use calla_gpu_host::HostDevice;
 use calla_model::shape::PAGE_TOKENS;
 use calla_model::{LayerKind, Shape};
 use calla_ops::{CacheError, CacheSize, Span, SpanKind};
 use calla_testkit::{Random, shapes};
+use common::TestDevice;
 
 const SIZE: CacheSize = CacheSize { pages: 3, slots: 4 };
 const SPARES: usize = 2;
@@ -19,7 +19,7 @@ fn shape() -> Shape {
     Shape { layers: vec![DeltaNet, Attention, DeltaNet], ..shapes::tiny() }
 }
 
-fn cache(device: &mut HostDevice, drafting: bool) -> DeviceCache {
+fn cache(device: &mut TestDevice, drafting: bool) -> DeviceCache {
     DeviceCache::new(device, &shape(), SIZE, SPARES, drafting).expect("memory")
 }
 
@@ -31,7 +31,7 @@ fn described(shape: &Shape, size: CacheSize, spares: usize, drafting: bool) -> (
     (cache, device.bytes())
 }
 
-fn run(device: &mut HostDevice, dispatches: &[calla_gpu::Dispatch]) {
+fn run(device: &mut TestDevice, dispatches: &[calla_gpu::Dispatch]) {
     // Of one stage: the driver refuses them if one touches what another writes.
     let stages = if dispatches.is_empty() { vec![] } else { vec![dispatches.len()] };
     device.run(dispatches, &stages).unwrap_or_else(|error| panic!("{error}"));
@@ -44,14 +44,14 @@ fn parts(cache: &DeviceCache) -> [Vec<Tensor>; 2] {
     [slots.chain(cache.kept()).collect(), pages.collect()]
 }
 
-fn bytes(device: &mut HostDevice, tensor: Tensor) -> Vec<u8> {
+fn bytes(device: &mut TestDevice, tensor: Tensor) -> Vec<u8> {
     let mut bytes = vec![0; tensor.range.len as usize];
     device.read(tensor.range, &mut bytes).expect("a read");
     bytes
 }
 
 /// Fills everything with random bits, those of NaN among them.
-fn fill(device: &mut HostDevice, cache: &DeviceCache, random: &mut Random) {
+fn fill(device: &mut TestDevice, cache: &DeviceCache, random: &mut Random) {
     for part in parts(cache).concat() {
         let bytes: Vec<u8> = (0..part.range.len).map(|_| random.range(0..=255) as u8).collect();
         device.write(part.range, &bytes).expect("a write");
@@ -59,7 +59,7 @@ fn fill(device: &mut HostDevice, cache: &DeviceCache, random: &mut Random) {
 }
 
 /// Row `index` of each part, one after the other.
-fn entry(device: &mut HostDevice, parts: &[Tensor], index: u32) -> Vec<u8> {
+fn entry(device: &mut TestDevice, parts: &[Tensor], index: u32) -> Vec<u8> {
     let mut all = vec![];
     for &part in parts {
         let len = part.row_bytes() as usize;
@@ -69,7 +69,7 @@ fn entry(device: &mut HostDevice, parts: &[Tensor], index: u32) -> Vec<u8> {
 }
 
 /// All slots and pages.
-fn contents(device: &mut HostDevice, cache: &DeviceCache) -> [Vec<Vec<u8>>; 2] {
+fn contents(device: &mut TestDevice, cache: &DeviceCache) -> [Vec<Vec<u8>>; 2] {
     let slots = (0..SIZE.slots).map(|slot| {
         let mut bytes = vec![7; 3];
         cache.read_slot(device, slot, &mut bytes).expect("a slot");
@@ -153,7 +153,7 @@ fn a_step_moves_its_sequences_only_where_it_is_committed() {
     let [before, _] = contents(&mut device, &cache);
     let [slot_parts, _] = parts(&cache);
     // What a step leaves in a physical slot.
-    let leave = |device: &mut HostDevice, slot: u32, value: u8| {
+    let leave = |device: &mut TestDevice, slot: u32, value: u8| {
         for part in &slot_parts {
             let len = part.row_bytes();
             let range = calla_gpu::Range { start: u64::from(slot) * len, len, ..part.range };

@@ -3,11 +3,10 @@
 mod common;
 
 use calla_gpu::combine::combine;
-use calla_gpu_host::HostDevice;
 use calla_model::Shape;
 use calla_ops::{Rows, experts, route};
 use calla_testkit::{Random, compare};
-use common::{routed, tolerance};
+use common::{TestDevice, routed, tolerance};
 
 struct Terms {
     shape: Shape,
@@ -33,7 +32,7 @@ impl Terms {
         }
     }
 
-    fn run(&self, device: &mut HostDevice) -> Rows {
+    fn run(&self, device: &mut TestDevice) -> Rows {
         let x = common::f32s(device, &self.x);
         let routed = common::f32s(device, &self.routed);
         let routing = routed::upload(device, &self.routing);

@@ -3,15 +3,15 @@
 mod common;
 
 use calla_gpu::delta_prep::delta_prep;
-use calla_gpu_host::HostDevice;
 use calla_ops::Rows;
 use calla_ops::ops::DeltaTerms;
 use calla_testkit::{Random, compare};
+use common::TestDevice;
 use common::delta::{self, Inputs, Layer, Layout, Slots};
 use common::tolerance;
 
 fn prepare(
-    device: &mut HostDevice,
+    device: &mut TestDevice,
     layer: &Layer,
     inputs: &Inputs,
     layout: &Layout,

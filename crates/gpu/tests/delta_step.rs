@@ -4,15 +4,15 @@ mod common;
 
 use calla_gpu::delta_step::delta_step;
 use calla_gpu::{Dtype, Tensor};
-use calla_gpu_host::HostDevice;
 use calla_ops::Rows;
 use calla_testkit::{Random, compare};
+use common::TestDevice;
 use common::delta::{self, Inputs, Layer, Layout, Slots};
 use common::tolerance;
 
 /// Runs a step on slots that have these contents; gives the outputs and the slots after it.
 fn step(
-    device: &mut HostDevice,
+    device: &mut TestDevice,
     layer: &Layer,
     inputs: &Inputs,
     layout: &Layout,

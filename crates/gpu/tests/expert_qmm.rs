@@ -4,14 +4,13 @@ mod common;
 
 use calla_gpu::expert_qmm::{expert_qmm_down, expert_qmm_up};
 use calla_gpu::{Device as _, Dtype, GpuExperts, Grouped};
-use calla_gpu_host::HostDevice;
 use calla_model::{Experts, Shape};
 use calla_ops::experts::{ExpertInput, expert_linear};
 use calla_ops::route::Routing;
 use calla_ops::{Rows, swiglu};
 use calla_testkit::{Random, compare};
 use common::temporaries::Temporaries;
-use common::{quantised, tolerance};
+use common::{TestDevice, quantised, tolerance};
 use half::bf16;
 
 /// Rows, experts, top_k, hidden, expert hidden, bits.
@@ -70,7 +69,7 @@ impl Layer {
     }
 
     /// The pairs by expert as the device holds them.
-    fn grouped(&self, device: &mut HostDevice, block_rows: u32) -> Grouped {
+    fn grouped(&self, device: &mut TestDevice, block_rows: u32) -> Grouped {
         let pairs = self.pairs() as u32;
         let grouped = Grouped::new(&self.shape, pairs, block_rows, &mut Temporaries(device));
         let (mut offsets, mut blocks) = (vec![0], vec![]);
@@ -101,7 +100,7 @@ impl Layer {
     }
 
     /// SwiGLU of gate and up, in sorted order.
-    fn run_up(&self, device: &mut HostDevice, block_rows: u32) -> Rows {
+    fn run_up(&self, device: &mut TestDevice, block_rows: u32) -> Rows {
         let x = common::bf16s(device, &self.x);
         let [gate, up] = [&self.gate, &self.up].map(|experts| common::experts(device, experts));
         let grouped = self.grouped(device, block_rows);
@@ -111,7 +110,7 @@ impl Layer {
     }
 
     /// Down of `acts` in sorted order, in the order of pairs.
-    fn run_down(&self, device: &mut HostDevice, acts: &Rows, block_rows: u32) -> Rows {
+    fn run_down(&self, device: &mut TestDevice, acts: &Rows, block_rows: u32) -> Rows {
         let acts = common::bf16s(device, acts);
         let down = common::experts(device, &self.down);
         let grouped = self.grouped(device, block_rows);

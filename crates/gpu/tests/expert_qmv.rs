@@ -4,12 +4,11 @@ mod common;
 
 use calla_gpu::expert_qmv::{expert_qmv_down, expert_qmv_up};
 use calla_gpu::{Dtype, Routing};
-use calla_gpu_host::HostDevice;
 use calla_model::{Experts, Matrix, Shape};
 use calla_ops::experts::{ExpertInput, combine, expert_linear};
 use calla_ops::{Rows, linear, rms_norm, route, swiglu};
 use calla_testkit::{Random, compare};
-use common::{quantised, routed, tolerance};
+use common::{TestDevice, quantised, routed, tolerance};
 
 /// Far larger than in models, so that it counts.
 const EPS: f32 = 0.5;
@@ -82,7 +81,7 @@ impl Layer {
         x
     }
 
-    fn up(&self, device: &mut HostDevice, inputs: &Inputs) -> (route::Routing, Rows) {
+    fn up(&self, device: &mut TestDevice, inputs: &Inputs) -> (route::Routing, Rows) {
         let (rows, shape) = (inputs.x.rows(), &self.shape);
         let routing = routed::undefined(device, rows, shape.top_k);
         let acts = common::output(device, rows * shape.top_k, shape.expert_hidden, Dtype::F32);
@@ -98,7 +97,7 @@ impl Layer {
 
     fn down(
         &self,
-        device: &mut HostDevice,
+        device: &mut TestDevice,
         inputs: &Inputs,
         routing: &route::Routing,
         acts: &Rows,
@@ -124,7 +123,7 @@ impl Layer {
         common::rows(device, x)
     }
 
-    fn run(&self, device: &mut HostDevice, inputs: &Inputs) -> Results {
+    fn run(&self, device: &mut TestDevice, inputs: &Inputs) -> Results {
         let (routing, acts) = self.up(device, inputs);
         let x = self.down(device, inputs, &routing, &acts);
         Results { routing, acts, x }

@@ -4,18 +4,18 @@ mod common;
 
 use calla_gpu::gated_delta::gated_delta;
 use calla_gpu::{ChunkEntry, Dtype};
-use calla_gpu_host::HostDevice;
 use calla_model::Shape;
 use calla_ops::Rows;
 use calla_ops::ops::DeltaTerms;
 use calla_testkit::{Random, compare};
+use common::TestDevice;
 use common::delta::{self, Inputs, Layer, Layout, Slots};
 use common::temporaries::Temporaries;
 use common::tolerance;
 
 /// Terms of some rows as the device holds them; `shift` moves the decays (large is fast).
 fn terms(
-    device: &mut HostDevice,
+    device: &mut TestDevice,
     random: &mut Random,
     layout: &Layout,
     shape: &Shape,
@@ -31,7 +31,7 @@ fn terms(
 
 /// Runs the recurrence; gives the outputs and the slots after it.
 fn recurrence(
-    device: &mut HostDevice,
+    device: &mut TestDevice,
     shape: &Shape,
     terms: &DeltaTerms<Rows>,
     layout: &Layout,

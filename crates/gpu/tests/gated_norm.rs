@@ -4,12 +4,11 @@ mod common;
 
 use calla_gpu::Dtype;
 use calla_gpu::gated_norm::gated_norm;
-use calla_gpu_host::HostDevice;
 use calla_ops::Rows;
 use calla_testkit::{Random, compare};
-use common::{delta, tolerance};
+use common::{TestDevice, delta, tolerance};
 
-fn normed(device: &mut HostDevice, o: &Rows, z: &Rows, scale: &[f32], eps: f32) -> Rows {
+fn normed(device: &mut TestDevice, o: &Rows, z: &Rows, scale: &[f32], eps: f32) -> Rows {
     let out = common::output(device, o.rows(), o.cols(), Dtype::Bf16);
     let (o, z) = (common::bf16s(device, o), common::bf16s(device, z));
     let scale = common::vector(device, scale);

@@ -20,5 +20,5 @@ fn the_demo_model_predicts_what_transformers_does() {
     let cache = CacheSize::one_sequence(tokens);
     let size = RunnerSize { cache, sequences: 1, drafting: false };
     let Some(mut runner) = runner(&shape, &network, size) else { return };
-    require("host device, demo", &mut runner, &goldens, &DEMO);
+    require("plan, demo", &mut runner, &goldens, &DEMO);
 }

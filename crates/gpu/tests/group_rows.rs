@@ -5,12 +5,12 @@ mod common;
 use calla_gpu::group_rows::group_rows;
 use calla_gpu::scratch::Scratch;
 use calla_gpu::{Dtype, Grouped, Tensor};
-use calla_gpu_host::HostDevice;
 use calla_ops::route::Routing;
 use calla_testkit::Random;
+use common::TestDevice;
 use common::routed;
 
-struct Temporaries<'a>(&'a mut HostDevice);
+struct Temporaries<'a>(&'a mut TestDevice);
 
 impl Scratch for Temporaries<'_> {
     fn tensor(&mut self, rows: u32, cols: u32, dtype: Dtype) -> Tensor {
@@ -44,7 +44,7 @@ impl Groups {
     }
 
     fn compute(
-        device: &mut HostDevice,
+        device: &mut TestDevice,
         routing: &Routing,
         experts: usize,
         block_rows: u32,

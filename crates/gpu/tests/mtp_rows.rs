@@ -5,9 +5,9 @@ mod common;
 use calla_gpu::mtp_rows::{keep_rows, previous_rows, side_by_side};
 use calla_gpu::step_tables::StepTables;
 use calla_gpu::{Dtype, SpanEntry, Tables};
-use calla_gpu_host::HostDevice;
 use calla_ops::Rows;
 use calla_testkit::{Random, compare};
+use common::TestDevice;
 
 /// Spans of these lengths over random slots, and their checkpoints where they have any.
 struct Layout {
@@ -40,7 +40,7 @@ impl Layout {
         layout
     }
 
-    fn tables(&self, device: &mut HostDevice) -> Tables {
+    fn tables(&self, device: &mut TestDevice) -> Tables {
         let spans = self.spans.iter();
         let row_spans: Vec<u32> =
             (0..).zip(spans).flat_map(|(i, span)| vec![i; span.rows as usize]).collect();

@@ -4,11 +4,11 @@ mod common;
 
 use calla_gpu::qk_prep::qk_prep;
 use calla_gpu::{Dtype, GpuMatrix, GpuParts, Range as Bytes, Rotations};
-use calla_gpu_host::HostDevice;
 use calla_model::Shape;
 use calla_model::network::{Attention, CheckpointParts, Mixer};
 use calla_ops::{Batch, CacheSize, Rows, attention, cache};
 use calla_testkit::{Random, compare, weights};
+use common::TestDevice;
 use common::paged::{self, Layout};
 use common::tolerance;
 use std::ops::Range;
@@ -46,7 +46,7 @@ fn layer(shape: &Shape, seed: u64) -> Attention<CheckpointParts> {
 }
 
 fn prepared(
-    device: &mut HostDevice,
+    device: &mut TestDevice,
     shape: &Shape,
     weights: &Attention<CheckpointParts>,
     layout: &Layout,

@@ -5,11 +5,10 @@ mod common;
 use calla_gpu::products::Product;
 use calla_gpu::qmm::{RowTile, qmm, qmm_swiglu};
 use calla_gpu::{Dtype, GpuMatrix, Tensor};
-use calla_gpu_host::HostDevice;
 use calla_model::Matrix;
 use calla_ops::{Rows, linear, swiglu};
 use calla_testkit::{Random, compare};
-use common::{quantised, tolerance};
+use common::{TestDevice, quantised, tolerance};
 use half::bf16;
 
 const TILES: [RowTile; 2] = [RowTile::R32, RowTile::R64];
@@ -51,7 +50,7 @@ impl Products {
     /// What the kernel adds to `before`, or writes where that is `None`.
     fn run(
         &self,
-        device: &mut HostDevice,
+        device: &mut TestDevice,
         tile: RowTile,
         dtype: Dtype,
         before: Option<&[Rows]>,
@@ -164,7 +163,7 @@ fn neighbours_and_order_do_not_matter() {
     }
 }
 
-fn run_swiglu(device: &mut HostDevice, x: &Rows, weights: &[Matrix; 2], tile: RowTile) -> Rows {
+fn run_swiglu(device: &mut TestDevice, x: &Rows, weights: &[Matrix; 2], tile: RowTile) -> Rows {
     let [gate, up] = [0, 1].map(|i| common::matrix(device, &weights[i]));
     let out = common::output(device, x.rows(), weights[0].rows(), Dtype::Bf16);
     let x = common::bf16s(device, x);

@@ -5,11 +5,10 @@ mod common;
 use calla_gpu::products::Product;
 use calla_gpu::qmv::{Input, qmv, qmv_swiglu};
 use calla_gpu::{Dispatch, Dtype, Tensor};
-use calla_gpu_host::HostDevice;
 use calla_model::Matrix;
 use calla_ops::{Rows, gated_norm, linear, rms_norm, swiglu};
 use calla_testkit::{Random, compare};
-use common::{quantised, tolerance};
+use common::{TestDevice, quantised, tolerance};
 
 /// Far larger than in models, so that it counts.
 const EPS: f32 = 0.5;
@@ -76,7 +75,7 @@ impl Case {
         }
     }
 
-    fn upload(&self, device: &mut HostDevice) -> Input {
+    fn upload(&self, device: &mut TestDevice) -> Input {
         let x = common::f32s(device, &self.x);
         let scale = common::vector(device, &self.scale);
         match self.kind {
@@ -96,7 +95,7 @@ impl Case {
     /// What `qmv` gives for each matrix, with `before` in the outputs if it adds.
     fn multiply(
         &self,
-        device: &mut HostDevice,
+        device: &mut TestDevice,
         matrices: &[Matrix],
         dtype: Dtype,
         before: Option<&[Rows]>,
@@ -118,7 +117,7 @@ impl Case {
         outs.iter().map(|&out| common::rows(device, out)).collect()
     }
 
-    fn gated(&self, device: &mut HostDevice, gate: &Matrix, up: &Matrix) -> Rows {
+    fn gated(&self, device: &mut TestDevice, gate: &Matrix, up: &Matrix) -> Rows {
         let input = self.upload(device);
         let (gate, up) = (common::matrix(device, gate), common::matrix(device, up));
         let out = common::output(device, self.rows(), gate.rows as usize, Dtype::F32);
@@ -272,7 +271,7 @@ fn a_matrix_counts_once_for_eight_rows() {
     let Some(mut device) = common::device() else { return };
     let mut random = Random::new(50);
     let matrix = quantised::matrix(&mut random, 20, 128, 4);
-    let read = |device: &mut HostDevice, random: &mut Random, rows: usize| {
+    let read = |device: &mut TestDevice, random: &mut Random, rows: usize| {
         let input = Case::random(random, Kind::Plain, rows, 128).upload(device);
         let weight = common::matrix(device, &matrix);
         let out = common::output(device, rows, 20, Dtype::F32);

@@ -4,15 +4,15 @@ mod common;
 
 use calla_gpu::Dtype;
 use calla_gpu::rms_norm::rms_norm;
-use calla_gpu_host::HostDevice;
 use calla_ops::{Rows, rms_norm as ops_rms_norm};
 use calla_testkit::{Random, compare};
+use common::TestDevice;
 use common::tolerance;
 
 /// Far larger than in models, so that it counts.
 const EPS: f32 = 0.5;
 
-fn norm(device: &mut HostDevice, x: &Rows, scale: &[f32], dtype: Dtype) -> Rows {
+fn norm(device: &mut TestDevice, x: &Rows, scale: &[f32], dtype: Dtype) -> Rows {
     let out = common::output(device, x.rows(), x.cols(), dtype);
     let dispatch = rms_norm(common::f32s(device, x), common::vector(device, scale), EPS, out);
     common::run(device, &[dispatch]);

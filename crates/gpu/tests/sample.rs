@@ -5,16 +5,16 @@ mod common;
 use calla_gpu::Dtype;
 use calla_gpu::sample::{Sampler, sample};
 use calla_gpu::top_candidates::{Candidates, NO_TOKEN, top_candidates};
-use calla_gpu_host::HostDevice;
 use calla_ops::Rows;
 use calla_ops::sample::{Allowed, History, Sampling, choose};
 use calla_testkit::Random;
+use common::TestDevice;
 use common::temporaries::Temporaries;
 
 /// A row's parameters and number of tokens so far.
 type Draw = (Sampling, u64);
 
-fn run(device: &mut HostDevice, logits: &Rows, vocab_used: usize, draws: &[Draw]) -> Vec<u32> {
+fn run(device: &mut TestDevice, logits: &Rows, vocab_used: usize, draws: &[Draw]) -> Vec<u32> {
     let input = common::f32s(device, logits);
     let samplers: Vec<Sampler> = draws
         .iter()

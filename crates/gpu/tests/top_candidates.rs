@@ -3,13 +3,13 @@
 mod common;
 
 use calla_gpu::top_candidates::{CANDIDATES, Candidates, NO_TOKEN, top_candidates};
-use calla_gpu_host::HostDevice;
 use calla_ops::Rows;
 use calla_testkit::Random;
+use common::TestDevice;
 use common::temporaries::Temporaries;
 
 /// Candidates of each row, and their logits.
-fn run(device: &mut HostDevice, logits: &Rows, vocab_used: usize) -> Vec<Vec<(u32, f32)>> {
+fn run(device: &mut TestDevice, logits: &Rows, vocab_used: usize) -> Vec<Vec<(u32, f32)>> {
     let input = common::f32s(device, logits);
     let candidates = Candidates::new(&mut Temporaries(device), logits.rows() as u32);
     let dispatches =

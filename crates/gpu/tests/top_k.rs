@@ -3,16 +3,15 @@
 mod common;
 
 use calla_gpu::top_k::top_k;
-use calla_gpu_host::HostDevice;
 use calla_ops::{Rows, route};
 use calla_testkit::{Random, compare};
-use common::{routed, tolerance};
+use common::{TestDevice, routed, tolerance};
 
 /// Experts, and how many of them a row has.
 const COUNTS: [(usize, usize); 8] =
     [(32, 8), (256, 8), (20, 5), (512, 16), (1, 1), (33, 16), (16, 16), (31, 1)];
 
-fn choose(device: &mut HostDevice, logits: &Rows, top: usize) -> route::Routing {
+fn choose(device: &mut TestDevice, logits: &Rows, top: usize) -> route::Routing {
     let shape = routed::shape(logits.cols(), top);
     let routing = routed::undefined(device, logits.rows(), top);
     let logits = common::f32s(device, logits);

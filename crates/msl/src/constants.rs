@@ -82,7 +82,8 @@ fn function_constant(
             tokens.replace(constant, text);
         }
         Target::Cuda => {
-            let text = format!("constexpr bool msl_defined_{name_text} = MSL_DEFINED_{index}; constexpr");
+            let text =
+                format!("constexpr bool msl_defined_{name_text} = MSL_DEFINED_{index}; constexpr");
             tokens.replace(constant, text);
             tokens.replace(attribute, format!("= MSL_VALUE_{index}"));
         }

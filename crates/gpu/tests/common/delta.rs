@@ -1,9 +1,8 @@
 //! What the tests of Gated DeltaNet share: layers, spans over slots, and the reference over them.
 
-use super::{bf16s, f32s, rounded, rows, vector};
+use super::{TestDevice, bf16s, f32s, rounded, rows, vector};
 use calla_gpu::step_tables::StepTables;
 use calla_gpu::{ChunkEntry, DeltaSlots, Dtype, GpuMatrix, GpuParts, SpanEntry, Tables, Tensor};
-use calla_gpu_host::HostDevice;
 use calla_model::network::{CheckpointParts, DeltaNet, Mixer};
 use calla_model::{LayerKind, Shape};
 use calla_ops::ops::DeltaTerms;
@@ -28,7 +27,7 @@ pub struct Layer {
 }
 
 impl Layer {
-    pub fn new(device: &mut HostDevice, shape: Shape, seed: u64) -> Self {
+    pub fn new(device: &mut TestDevice, shape: Shape, seed: u64) -> Self {
         let mut network = weights::network(&shape, weights::Formats::Published, seed);
         let Mixer::DeltaNet(weights) = network.layers.remove(0).mixer else {
             panic!("not a DeltaNet layer")
@@ -79,7 +78,7 @@ impl Inputs {
     }
 
     /// qkv, b and a on the device.
-    pub fn upload(&self, device: &mut HostDevice) -> [Tensor; 3] {
+    pub fn upload(&self, device: &mut TestDevice) -> [Tensor; 3] {
         [bf16s(device, &self.qkv), f32s(device, &self.b), f32s(device, &self.a)]
     }
 }
@@ -150,7 +149,7 @@ impl Layout {
     }
 
     /// The tables on the device.
-    pub fn tables(&self, device: &mut HostDevice, chunks: &[ChunkEntry]) -> Tables {
+    pub fn tables(&self, device: &mut TestDevice, chunks: &[ChunkEntry]) -> Tables {
         let row_spans: Vec<u32> =
             (0..).zip(&self.spans).flat_map(|(i, span)| vec![i; span.rows as usize]).collect();
         let tables = StepTables {
@@ -179,11 +178,11 @@ impl Slots {
         Self { states, windows }
     }
 
-    pub fn upload(&self, device: &mut HostDevice) -> DeltaSlots {
+    pub fn upload(&self, device: &mut TestDevice) -> DeltaSlots {
         DeltaSlots { states: f32s(device, &self.states), windows: bf16s(device, &self.windows) }
     }
 
-    pub fn download(device: &mut HostDevice, slots: &DeltaSlots) -> Self {
+    pub fn download(device: &mut TestDevice, slots: &DeltaSlots) -> Self {
         Self { states: rows(device, slots.states), windows: rows(device, slots.windows) }
     }
 
@@ -241,7 +240,7 @@ pub fn reference_recurrence(
 }
 
 /// Terms on the device, undefined.
-pub fn terms_output(device: &mut HostDevice, shape: &Shape, rows: usize) -> DeltaTerms<Tensor> {
+pub fn terms_output(device: &mut TestDevice, shape: &Shape, rows: usize) -> DeltaTerms<Tensor> {
     let mut output = |cols, dtype| super::output(device, rows, cols, dtype);
     DeltaTerms {
         q: output(shape.delta_key_dim(), Dtype::Bf16),

@@ -20,14 +20,20 @@ impl TestDevice {
             "host" => {
                 let device = HostDevice::new(&calla_gpu_host::Options::from_env());
                 let missing = device.as_ref().is_err_and(|error| error.is_missing_compiler());
-                (device.map(|device| Self::Host(Box::new(device))).map_err(|e| e.to_string()), missing)
+                (
+                    device.map(|device| Self::Host(Box::new(device))).map_err(|e| e.to_string()),
+                    missing,
+                )
             }
             "cuda" => {
                 let options = calla_gpu_cuda::Options::from_env();
                 let options = calla_gpu_cuda::Options { poison: true, wait: true, ..options };
                 let device = CudaDevice::new(&options);
                 // Who asks for one wants its verdict.
-                (device.map(|device| Self::Cuda(Box::new(device))).map_err(|e| e.to_string()), false)
+                (
+                    device.map(|device| Self::Cuda(Box::new(device))).map_err(|e| e.to_string()),
+                    false,
+                )
             }
             _ => panic!("CALLA_GPU_DEVICE is host or cuda, not {name:?}"),
         };

@@ -1,7 +1,8 @@
-//! What the tests of kernels share: a host device, and values on their way to it and back.
+//! What the tests of kernels share: a device, and values on their way to it and back.
 #![allow(dead_code, unreachable_pub, reason = "each test binary uses a part of it")]
 
 pub mod delta;
+pub mod device;
 pub mod network;
 pub mod orders;
 pub mod paged;
@@ -11,27 +12,21 @@ pub mod temporaries;
 pub mod tolerance;
 pub mod toy;
 
+pub use device::TestDevice;
+
 use calla_gpu::step_tables::{StepTables, TableBuffer};
 use calla_gpu::{
     Device as _, Dispatch, Dtype, GpuExperts, GpuMatrix, Place, Range, Tables, Tensor,
 };
-use calla_gpu_host::{HostDevice, Options};
 use calla_model::matrix::MatrixData;
 use calla_model::{Experts, Matrix};
 use calla_ops::Rows;
 use half::bf16;
 
-/// A device, or `None` with the reason printed where this machine cannot compile kernels. `CALLA_GPU_SANITIZE=1` builds
-/// them with AddressSanitizer and refuses every access outside a declared range.
-pub fn device() -> Option<HostDevice> {
-    match HostDevice::new(&Options::from_env()) {
-        Ok(device) => Some(device),
-        Err(error) if error.is_missing_compiler() => {
-            println!("skipped: {error}");
-            None
-        }
-        Err(error) => panic!("{error}"),
-    }
+/// The device to test on, or `None` with the reason printed where this machine has none. On the host,
+/// `CALLA_GPU_SANITIZE=1` builds kernels with AddressSanitizer and refuses every access outside a declared range.
+pub fn device() -> Option<TestDevice> {
+    TestDevice::new()
 }
 
 /// Orders in which lanes, simdgroups and threadgroups run: forwards, backwards, shuffled.
@@ -43,7 +38,7 @@ pub fn format(bits: usize) -> calla_model::AffineFormat {
 }
 
 /// A tensor of undefined values: its bytes are 0xff, which read as NaN.
-pub fn output(device: &mut HostDevice, rows: usize, cols: usize, dtype: Dtype) -> Tensor {
+pub fn output(device: &mut TestDevice, rows: usize, cols: usize, dtype: Dtype) -> Tensor {
     let bytes = rows as u64 * cols as u64 * dtype.size();
     let buffer = device.allocate("output", bytes.max(1)).expect("memory");
     let tensor = Tensor::whole(buffer, rows as u32, cols as u32, dtype);
@@ -52,19 +47,19 @@ pub fn output(device: &mut HostDevice, rows: usize, cols: usize, dtype: Dtype) -
 }
 
 /// Values in f32.
-pub fn f32s(device: &mut HostDevice, rows: &Rows) -> Tensor {
+pub fn f32s(device: &mut TestDevice, rows: &Rows) -> Tensor {
     let tensor = output(device, rows.rows(), rows.cols(), Dtype::F32);
     device.write(tensor.range, bytemuck::cast_slice(rows.as_slice())).expect("a write");
     tensor
 }
 
 /// A vector in f32 `[1, len]`.
-pub fn vector(device: &mut HostDevice, values: &[f32]) -> Tensor {
+pub fn vector(device: &mut TestDevice, values: &[f32]) -> Tensor {
     f32s(device, &Rows::from_vec(values.len(), values.to_vec()))
 }
 
 /// Values in bf16; `rounded` gives what the device then holds.
-pub fn bf16s(device: &mut HostDevice, rows: &Rows) -> Tensor {
+pub fn bf16s(device: &mut TestDevice, rows: &Rows) -> Tensor {
     let values: Vec<bf16> = rows.as_slice().iter().map(|&v| bf16::from_f32(v)).collect();
     let tensor = output(device, rows.rows(), rows.cols(), Dtype::Bf16);
     device.write(tensor.range, bytemuck::cast_slice(&values)).expect("a write");
@@ -89,14 +84,14 @@ pub fn beyond_rounding(actual: &Rows, expected: &Rows, rounding: f32) -> Rows {
 }
 
 /// Integers `[rows, cols]`.
-pub fn u32s(device: &mut HostDevice, values: &[u32], cols: usize) -> Tensor {
+pub fn u32s(device: &mut TestDevice, values: &[u32], cols: usize) -> Tensor {
     let tensor = output(device, values.len() / cols, cols, Dtype::U32);
     device.write(tensor.range, bytemuck::cast_slice(values)).expect("a write");
     tensor
 }
 
 /// A step's tables as a runner puts them; of those that are missing nothing is defined.
-pub fn tables(device: &mut HostDevice, tables: &StepTables) -> Tables {
+pub fn tables(device: &mut TestDevice, tables: &StepTables) -> Tables {
     let bytes = tables.to_bytes();
     let whole = output(device, 1, bytes.len() / 4 + 1, Dtype::U32);
     let Place::Buffer(buffer) = whole.range.place else { panic!("no buffer") };
@@ -106,17 +101,17 @@ pub fn tables(device: &mut HostDevice, tables: &StepTables) -> Tables {
 }
 
 /// A 4- or 8-bit matrix.
-pub fn matrix(device: &mut HostDevice, matrix: &Matrix) -> GpuMatrix {
+pub fn matrix(device: &mut TestDevice, matrix: &Matrix) -> GpuMatrix {
     stacked(device, std::slice::from_ref(matrix))
 }
 
 /// The matrices of all experts.
-pub fn experts(device: &mut HostDevice, experts: &Experts) -> GpuExperts {
+pub fn experts(device: &mut TestDevice, experts: &Experts) -> GpuExperts {
     let all: Vec<Matrix> = experts.iter().cloned().collect();
     GpuExperts { count: all.len() as u32, stacked: stacked(device, &all) }
 }
 
-fn stacked(device: &mut HostDevice, matrices: &[Matrix]) -> GpuMatrix {
+fn stacked(device: &mut TestDevice, matrices: &[Matrix]) -> GpuMatrix {
     let mut bytes = [vec![], vec![], vec![]];
     let mut bits = 0;
     for matrix in matrices {
@@ -139,7 +134,7 @@ fn stacked(device: &mut HostDevice, matrices: &[Matrix]) -> GpuMatrix {
 }
 
 /// Reads a tensor of f32 or bf16.
-pub fn rows(device: &mut HostDevice, tensor: Tensor) -> Rows {
+pub fn rows(device: &mut TestDevice, tensor: Tensor) -> Rows {
     let mut bytes = vec![0; tensor.range.len as usize];
     device.read(tensor.range, &mut bytes).expect("a read");
     let values = match tensor.dtype {
@@ -153,13 +148,13 @@ pub fn rows(device: &mut HostDevice, tensor: Tensor) -> Rows {
 }
 
 /// Reads a tensor of integers.
-pub fn integers(device: &mut HostDevice, tensor: Tensor) -> Vec<u32> {
+pub fn integers(device: &mut TestDevice, tensor: Tensor) -> Vec<u32> {
     let mut bytes = vec![0; tensor.range.len as usize];
     device.read(tensor.range, &mut bytes).expect("a read");
     bytes.as_chunks().0.iter().map(|&b| u32::from_le_bytes(b)).collect()
 }
 
 /// Runs dispatches one after the other.
-pub fn run(device: &mut HostDevice, dispatches: &[Dispatch]) {
+pub fn run(device: &mut TestDevice, dispatches: &[Dispatch]) {
     device.run(dispatches, &vec![1; dispatches.len()]).unwrap_or_else(|error| panic!("{error}"));
 }

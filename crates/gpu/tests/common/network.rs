@@ -1,7 +1,7 @@
-//! Whole networks on the host device.
+//! Whole networks on the device of tests.
 
 use calla_gpu::{GpuRunner, RunnerSize, upload};
-use calla_gpu_host::HostDevice;
+use super::TestDevice;
 use calla_model::network::CheckpointParts;
 use calla_model::{Network, Shape};
 use calla_weights::Checkpoint;
@@ -14,13 +14,13 @@ pub fn checkpoint(dir: &Path) -> (Shape, Network<CheckpointParts>) {
     (shape, checkpoint.load().expect("its weights"))
 }
 
-/// A runner on the host device; `None`, with the reason printed, where kernels cannot be compiled.
+/// A runner on the device of tests; `None`, with the reason printed, where this machine has none.
 pub fn runner(
     shape: &Shape,
     network: &Network<CheckpointParts>,
     size: RunnerSize,
-) -> Option<GpuRunner<HostDevice>> {
+) -> Option<GpuRunner<TestDevice>> {
     let mut device = super::device()?;
     let network = upload(&mut device, network, shape).expect("weights that kernels take");
-    Some(GpuRunner::new(device, "host", shape, network, size).expect("memory"))
+    Some(GpuRunner::new(device, "test", shape, network, size).expect("memory"))
 }

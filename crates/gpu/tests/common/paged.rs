@@ -1,10 +1,10 @@
 //! Sequences over shuffled pages: the tables of their rows, the pool on the device, and the reference's.
 
+use super::TestDevice;
 use super::output;
 use calla_gpu::cache::DeviceCache;
 use calla_gpu::step_tables::StepTables;
 use calla_gpu::{ChunkEntry, Described, Device as _, Dtype, KvPool, Tables, Tensor};
-use calla_gpu_host::HostDevice;
 use calla_model::shape::{HEAD_DIM, PAGE_TOKENS};
 use calla_model::{LayerKind, Shape};
 use calla_ops::{Batch, CacheSize, HostCache, Rows, Span, SpanKind, attention, cache};
@@ -61,7 +61,7 @@ impl Layout {
     }
 
     /// The tables on the device, with chunks of as many rows as `chunk` says.
-    pub fn tables(&self, device: &mut HostDevice, mut chunk: impl FnMut() -> usize) -> Tables {
+    pub fn tables(&self, device: &mut TestDevice, mut chunk: impl FnMut() -> usize) -> Tables {
         let size = CacheSize { pages: self.pages, slots: self.spans.len() };
         let cache =
             DeviceCache::new(&mut Described::new(false), &shape(1, 1), size, size.slots, false)
@@ -96,7 +96,7 @@ impl Layout {
 }
 
 /// Copies the reference's pool to the device.
-pub fn upload(device: &mut HostDevice, shape: &Shape, pool: &cache::KvPool) -> KvPool {
+pub fn upload(device: &mut TestDevice, shape: &Shape, pool: &cache::KvPool) -> KvPool {
     let mut part = |values: &[f32]| {
         let page = PAGE_TOKENS * shape.kv_dim();
         let tensor = output(device, values.len() / page, page, Dtype::Bf16);
@@ -110,7 +110,7 @@ pub fn upload(device: &mut HostDevice, shape: &Shape, pool: &cache::KvPool) -> K
 }
 
 /// Reads keys or values in the reference's order.
-pub fn download(device: &mut HostDevice, shape: &Shape, part: Tensor) -> Vec<f32> {
+pub fn download(device: &mut TestDevice, shape: &Shape, part: Tensor) -> Vec<f32> {
     let stored = super::rows(device, part).into_vec();
     let mut values = vec![0.0; stored.len()];
     for (at, value) in stored.into_iter().enumerate() {
