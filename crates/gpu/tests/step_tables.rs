@@ -103,6 +103,113 @@ fn a_decode_has_checkpoints() {
     assert_eq!((TableCounts::of(&batch), tables.counts()), (counts, counts));
 }
 
+/// Follows the tables as kernels do, from each row to its page and its slots.
+#[test]
+fn rows_of_ragged_batches_find_what_is_theirs() {
+    for seed in 0..50 {
+        let random = &mut Random::new(seed);
+        let kind = *random.pick(&[SpanKind::Prefill, SpanKind::Decode]);
+        let mut slots = random.distinct(CACHE.slots, CACHE.slots);
+        let mut free = random.distinct(CACHE.pages - 2, CACHE.pages - 2);
+        let mut rows = 0;
+        let spans: Vec<Span> = (0..random.range(1..=8))
+            .map(|_| {
+                let len = random.range(1..=if kind == SpanKind::Decode { 4 } else { 150 });
+                let position = random.range(0..=200);
+                let (whole, end) = (position / 64, (position + len).div_ceil(64));
+                // Pages that are only read may be anybody's.
+                let mut pages: Vec<usize> = (0..whole).map(|_| 62 + random.range(0..=1)).collect();
+                pages.extend(free.drain(free.len() - (end - whole)..));
+                let checkpoints = match kind {
+                    SpanKind::Decode if random.one_in(2) => slots.split_off(slots.len() + 1 - len),
+                    _ => vec![],
+                };
+                let slot = slots.pop().expect("slots for all");
+                rows += len;
+                let cuts = match kind {
+                    SpanKind::Prefill => {
+                        (position + 1..position + len).filter(|_| random.one_in(40)).collect()
+                    }
+                    SpanKind::Decode => vec![],
+                };
+                Span { kind, rows: rows - len..rows, position, slot, pages, checkpoints, cuts }
+            })
+            .collect();
+        let (batch, moves) = batch(random, spans, &[]);
+        let tables = StepTables::new(&batch, &moves);
+        for (i, span) in batch.spans().iter().enumerate() {
+            for (nth, row) in span.rows.clone().enumerate() {
+                let entry = tables.spans[tables.row_spans[row] as usize];
+                assert_eq!(tables.row_spans[row] as usize, i);
+                assert_eq!(entry.first_row as usize + nth, row);
+                let position = tables.positions[row] as usize;
+                assert_eq!(
+                    (position, entry.position as usize + nth),
+                    (span.position_of(row), position)
+                );
+                let page = tables.pages[entry.first_page as usize + position / 64] as usize;
+                assert_eq!(page * 64 + position % 64, span.kv_index(position));
+                let after = if row + 1 == span.rows.end {
+                    Some(entry.slot_out)
+                } else if entry.checkpoints > 0 {
+                    Some(tables.checkpoints[entry.first_checkpoint as usize + nth])
+                } else {
+                    None
+                };
+                let expected = match span.checkpoints.get(nth) {
+                    Some(&slot) => moves.checkpoint(slot),
+                    None => {
+                        moves.of(span.slot).map(|to| to[1]).filter(|_| row + 1 == span.rows.end)
+                    }
+                };
+                assert_eq!(after, expected, "row {row} of {span:?}");
+            }
+        }
+        for span in batch.spans() {
+            for cut in &span.cuts {
+                let row = (span.rows.start + cut - span.position) as u32;
+                assert!(tables.chunks.iter().any(|chunk| chunk.first_row == row), "{cut}");
+            }
+        }
+        let chunked: Vec<usize> = tables
+            .chunks
+            .iter()
+            .flat_map(|chunk| {
+                let rows = chunk.first_row as usize..(chunk.first_row + chunk.rows) as usize;
+                assert!((1..=64).contains(&chunk.rows));
+                rows.inspect(|&row| assert_eq!(tables.row_spans[row], chunk.span))
+            })
+            .collect();
+        let expected = if kind == SpanKind::Prefill { 0..batch.rows() } else { 0..0 };
+        assert!(chunked.into_iter().eq(expected));
+    }
+}
+
+#[test]
+fn parts_of_a_batch_take_the_moves_of_the_whole() {
+    let random = &mut Random::new(5);
+    let (prefill, _) = prefill(random);
+    let decode_span = Span {
+        kind: SpanKind::Decode,
+        rows: 0..2,
+        position: 3,
+        slot: 9,
+        pages: vec![60],
+        checkpoints: vec![10],
+        cuts: vec![],
+    };
+    let (decode, _) = batch(random, vec![decode_span], &[1]);
+    let moves = cache().begin(&[prefill.spans(), decode.spans()].concat()).expect("spare slots");
+    let parts = [prefill, decode].map(|part| StepTables::new(&part, &moves));
+    let written = parts.iter().flat_map(|part| {
+        part.spans.iter().map(|span| span.slot_out).chain(part.checkpoints.iter().copied())
+    });
+    let mut written: Vec<u32> = written.collect();
+    written.sort_unstable();
+    written.dedup();
+    assert_eq!(written.len(), 5, "{written:?}");
+}
+
 fn list(tables: &Tables) -> [Tensor; 8] {
     [
         tables.tokens,
