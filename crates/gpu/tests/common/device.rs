@@ -47,6 +47,14 @@ impl TestDevice {
         }
     }
 
+    /// What `CALLA_GPU_DEVICE` calls it.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Self::Host(_) => "host",
+            Self::Cuda(_) => "cuda",
+        }
+    }
+
     /// Sets the order of lanes, simdgroups and threadgroups. A GPU has its own.
     pub fn set_order(&mut self, order: u32) {
         if let Self::Host(device) = self {

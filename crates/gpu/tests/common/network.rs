@@ -1,7 +1,7 @@
 //! Whole networks on the device of tests.
 
-use calla_gpu::{GpuRunner, RunnerSize, upload};
 use super::TestDevice;
+use calla_gpu::{GpuRunner, RunnerSize, upload};
 use calla_model::network::CheckpointParts;
 use calla_model::{Network, Shape};
 use calla_weights::Checkpoint;
@@ -14,7 +14,7 @@ pub fn checkpoint(dir: &Path) -> (Shape, Network<CheckpointParts>) {
     (shape, checkpoint.load().expect("its weights"))
 }
 
-/// A runner on the device of tests; `None`, with the reason printed, where this machine has none.
+/// A runner on the device of tests; `None`, with the reason printed, where there is none.
 pub fn runner(
     shape: &Shape,
     network: &Network<CheckpointParts>,
@@ -22,5 +22,6 @@ pub fn runner(
 ) -> Option<GpuRunner<TestDevice>> {
     let mut device = super::device()?;
     let network = upload(&mut device, network, shape).expect("weights that kernels take");
-    Some(GpuRunner::new(device, "test", shape, network, size).expect("memory"))
+    let name = device.name();
+    Some(GpuRunner::new(device, name, shape, network, size).expect("memory"))
 }
