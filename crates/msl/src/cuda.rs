@@ -133,3 +133,55 @@ fn argument(param: &Param) -> String {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::pipeline;
+    use crate::{Target, translate};
+
+    const TEXT: &str = "constant uint A [[function_constant(3)]];\n\
+        constant bool B [[function_constant(16)]];\n\
+        constant float C [[function_constant(17)]];\n\
+        constant bool D = is_function_constant_defined(B) && B;\n\
+        struct P { uint n; };\n\
+        template <typename T> kernel void f(device const T* x [[buffer(0)]], device uint2* y [[buffer(1)]],\n\
+        constant P& p [[buffer(2)]], uint2 at [[thread_position_in_grid]], uint i [[thread_index_in_simdgroup]])\n\
+        { threadgroup float4 t[8]; y[i] = x[0].zw; }\n\
+        template [[host_name(\"f4\")]] [[kernel]] decltype(f<uint4>) f<uint4>;\n\
+        kernel void g(device uint* y [[buffer(0)]]) {}\n";
+
+    #[test]
+    fn a_pipeline_defines_its_constants_and_no_others() {
+        let translation = translate(Target::Cuda, "k.metal", TEXT, &[]).unwrap();
+        let code = pipeline(&translation, "f4", &[(0, 9), (3, 7), (17, 0x3f80_0000)]);
+        let defined = "#define MSL_ENTRY_f4\n\
+            #define MSL_VALUE_3 7u\n#define MSL_DEFINED_3 true\n\
+            #define MSL_VALUE_16 false\n#define MSL_DEFINED_16 false\n\
+            #define MSL_VALUE_17 __builtin_bit_cast(float, 1065353216u)\n#define MSL_DEFINED_17 true\n\
+            #include \"msl.h\"\n";
+        assert!(code.starts_with(defined), "{code}");
+        // What the source does not declare makes no other pipeline.
+        assert_eq!(code, pipeline(&translation, "f4", &[(3, 7), (17, 0x3f80_0000)]));
+        let constant =
+            "constexpr bool msl_defined_A = MSL_DEFINED_3; constexpr uint A = MSL_VALUE_3";
+        assert!(code.contains(constant), "{code}");
+        assert!(code.contains("constant bool D = msl_defined_B && B;"), "{code}");
+    }
+
+    #[test]
+    fn entries_take_pointers_and_parameters_by_value() {
+        let code = translate(Target::Cuda, "k.metal", TEXT, &[]).unwrap().code;
+        for line in [
+            "template <typename T> struct msl_types_f { typedef device const T b0; typedef device uint2 b1; \
+             typedef constant P b2; };",
+            "typedef msl_types_f<uint4> msl_types;",
+            "f<uint4>(b0, b1, b2, msl::argument<uint2>::from(msl::position_in_grid()), uint(msl::lane()));",
+            "f4(metal::msl_types::b0* b0, metal::msl_types::b1* b1, const __grid_constant__ metal::msl_types::b2 b2)",
+            "typedef msl_types_g msl_types;",
+            "MSL_THREADGROUP(t, [8], float4);",
+            "x[0].msl_swizzle(msl::order<2, 3>());",
+        ] {
+            assert!(code.contains(line), "{line} in {code}");
+        }
+    }
+}
