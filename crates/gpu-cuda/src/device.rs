@@ -52,6 +52,8 @@ impl CudaDevice {
             sys::CUresult::CUDA_ERROR_NO_DEVICE => {
                 Kind::NoDevice { ordinal: options.ordinal, count: 0 }
             }
+            // What a toolkit brings to link with.
+            sys::CUresult::CUDA_ERROR_STUB_LIBRARY => Kind::NoDriver,
             _ => driver_error("start")(error),
         };
         let count = CudaContext::device_count().map_err(no_device)?;
