@@ -51,9 +51,7 @@ pub struct GpuRunner<D> {
     failed: Option<StateError>,
 }
 
-/// Positions up to which plans are recorded apart by context: beyond, one serves all.
-const CONTEXT_MAX: u32 = 1 << 14;
-/// Positions for which the smallest plan has room.
+/// Positions for which the smallest plan has room. Others have room for twice as many each.
 const CONTEXT_MIN: u32 = 1 << 7;
 
 impl<D: Device> GpuRunner<D> {
@@ -102,10 +100,8 @@ impl<D: Device> GpuRunner<D> {
     }
 
     /// Runs the spans of one kind: logits of its output rows.
-    fn run_step(&mut self, batch: &Batch) -> Result<Rows, StateError> {
-        let moves = self.cache.begin(batch.spans())?;
-        let logits = self.run_plan(batch, &moves, Work::Step(batch.spans()[0].kind))?;
-        self.cache.commit(moves);
+    fn run_step(&mut self, batch: &Batch, moves: &SlotMoves) -> Result<Rows, DeviceError> {
+        let logits = self.run_plan(batch, moves, Work::Step(batch.spans()[0].kind))?;
         let mut values = vec![0.0_f32; logits.rows as usize * logits.cols as usize];
         if !values.is_empty() {
             self.device.read(logits.range, bytemuck::cast_slice_mut(&mut values))?;
@@ -126,7 +122,7 @@ impl<D: Device> GpuRunner<D> {
         let outputs = if let Work::Draft { .. } = work { counts.rows } else { counts.outputs };
         let (table_buffer, logits) = self.buffers(counts, page_entries(batch), outputs)?;
         let seen = tables.positions.iter().max().map_or(1, |&last| last + 1);
-        let context = seen.next_power_of_two().clamp(CONTEXT_MIN, CONTEXT_MAX.max(seen));
+        let context = seen.next_power_of_two().max(CONTEXT_MIN);
         let key = PlanKey { work, counts, context };
         if self.plans.get(&key).is_none() {
             self.record(key, batch, table_buffer, logits)?;
@@ -207,18 +203,21 @@ impl<D: Device> GpuRunner<D> {
         result.map_err(|error| StepError { device: self.name, reason: error.to_string() })
     }
 
-    /// Runs the spans of both kinds, one plan after the other.
+    /// Runs the spans of both kinds, one plan after the other. State moves on where all of it has succeeded, logits read
+    /// included, so that the same batch can be run again where it has not.
     fn run_batch(&mut self, batch: &Batch) -> Result<Rows, StateError> {
         self.check_moves()?;
+        let moves = self.cache.begin(batch.spans())?;
         let mut logits = Rows::zeros(batch.outputs().len(), self.shape.vocab_size);
         for kind in [SpanKind::Prefill, SpanKind::Decode] {
             if let Some((part, outputs)) = batch.part(kind) {
-                let rows = self.run_step(&part)?;
+                let rows = self.run_step(&part, &moves)?;
                 for (row, &output) in rows.iter().zip(&outputs) {
                     logits.row_mut(output).copy_from_slice(row);
                 }
             }
         }
+        self.cache.commit(moves);
         Ok(logits)
     }
 }
