@@ -43,6 +43,7 @@ const EDGES: [(&str, &[&str]); 18] = [
             "calla-cpu",
             "calla-engine",
             "calla-eval",
+            "calla-gpu",
             "calla-grammar",
             "calla-runtime",
             "calla-server",

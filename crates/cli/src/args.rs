@@ -1,6 +1,7 @@
 //! The flag table: `--help`, the parser, the man page and the shell completions all follow from it.
 
 use crate::engine_args::{EngineArgs, StructureArgs};
+use crate::plan_args::{PLAN_ABOUT, PLAN_EXAMPLES, PlanArgs};
 use crate::serve_args::{SERVE_ABOUT, SERVE_EXAMPLES, ServeArgs};
 use clap::builder::styling::{AnsiColor, Styles};
 use clap::{ArgAction, Args, Parser, Subcommand, ValueEnum, ValueHint};
@@ -252,6 +253,9 @@ pub(crate) enum Command {
     /// Describe a checkpoint, and say whether this machine can hold it
     #[command(after_long_help = INFO_EXAMPLES, long_about = INFO_ABOUT)]
     Info(InfoArgs),
+    /// Say what a step costs on a GPU, and what a chip can reach at most
+    #[command(after_long_help = PLAN_EXAMPLES, long_about = PLAN_ABOUT)]
+    Plan(PlanArgs),
     /// Compare the model with reference logits
     #[command(after_long_help = EVAL_EXAMPLES, long_about = EVAL_ABOUT)]
     Eval(EvalArgs),

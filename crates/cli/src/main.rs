@@ -17,6 +17,8 @@ mod input;
 mod load;
 mod machine;
 mod output;
+mod plan;
+mod plan_args;
 mod prefill_line;
 mod reply_printer;
 mod run;
@@ -52,6 +54,7 @@ fn dispatch(command: Command) -> anyhow::Result<()> {
         Command::Generate(args) => generate::run(&args),
         Command::Serve(args) => serve::run(args),
         Command::Info(args) => info::run(&args),
+        Command::Plan(args) => plan::run(&args),
         Command::Eval(args) => eval::run(&args),
         Command::Synth(args) => synth::run(&args),
         Command::Tokenize(args) => text_tools::tokenize(&args),

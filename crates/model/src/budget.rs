@@ -174,19 +174,48 @@ fn mtp_bytes(mtp: &Mtp<SizeParts>) -> u64 {
         + mtp.pre_fc_norm_hidden.bytes
 }
 
+/// Rows of sequences that run in one step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StepSize {
+    /// Sequences, at least one.
+    pub sequences: usize,
+    /// Rows of each, at least one. The last has logits.
+    pub rows: usize,
+    /// Tokens of each after the step: at least its rows.
+    pub context: usize,
+}
+
 /// Weight bytes that decoding one token must read: everything but the embedding (one row of it), and
 /// `top_k` of the routed experts.
 #[must_use]
 pub fn decode_weight_bytes(shape: &Shape, parts: &PartBytes) -> u64 {
+    step_weight_bytes(shape, parts, 1)
+}
+
+/// Weight bytes of a step of so many rows, each read once: of the routed experts as many as rows choose if no two
+/// choose the same.
+fn step_weight_bytes(shape: &Shape, parts: &PartBytes, rows: usize) -> u64 {
     let embedding_row = parts.embedding / shape.vocab_size as u64;
     let head = if shape.tied_embeddings { parts.embedding } else { 0 } + parts.lm_head;
-    embedding_row
+    let experts = (rows * shape.top_k).min(shape.experts) as u64;
+    embedding_row * rows as u64
         + parts.delta_net
         + parts.attention
-        + parts.experts * shape.top_k as u64 / shape.experts as u64
+        + parts.experts / shape.experts as u64 * experts
         + parts.shared_experts
         + parts.routers
         + head
+}
+
+/// The least bytes that a step moves, if no two rows choose the same expert: each weight once, the recurrent state of
+/// each sequence in and out, keys and values of its context in and those of its rows out. An element of these and of
+/// convolution windows has `element_bytes` bytes.
+#[must_use]
+pub fn step_bytes(shape: &Shape, parts: &PartBytes, step: StepSize, element_bytes: usize) -> u64 {
+    let StepSize { sequences, rows, context } = step;
+    let state = decode_state_bytes(shape, element_bytes)
+        + kv_token_bytes(shape, element_bytes) * (context + rows) as u64;
+    step_weight_bytes(shape, parts, sequences * rows) + sequences as u64 * state
 }
 
 /// Bytes of recurrent state that decoding one token reads and writes, with an f32 state and a convolution
@@ -284,6 +313,19 @@ pub fn token_flops(shape: &Shape, network: &Network<SizeParts>, context: usize) 
     2 * multiply_adds
 }
 
+/// Floating-point operations of a step: those of [`token_flops`] for each row, with logits for the last one of each
+/// sequence.
+#[must_use]
+pub fn step_flops(shape: &Shape, network: &Network<SizeParts>, step: StepSize) -> u64 {
+    let [sequences, rows, context] = [step.sequences, step.rows, step.context].map(|n| n as u64);
+    let head = 2 * network.output_values();
+    let first = token_flops(shape, network, 0);
+    let position = token_flops(shape, network, 1) - first;
+    // Rows see context - rows + 1, ..., context positions.
+    let seen = rows * (2 * context - rows + 1) / 2;
+    sequences * (rows * (first - head) + seen * position + head)
+}
+
 impl Network<SizeParts> {
     fn output_values(&self) -> u64 {
         self.output_matrix().values
@@ -318,6 +360,31 @@ mod tests {
         assert_eq!(draft_state_bytes(&shape), 8_192);
         let flops = token_flops(&shape, &network, 0) as f64;
         assert!((5.5e9..6.2e9).contains(&flops), "{flops}");
+    }
+
+    #[test]
+    fn steps_are_sums_of_their_tokens() {
+        let (shape, network) = full();
+        let parts = PartBytes::of(&network);
+        let decode = StepSize { sequences: 1, rows: 1, context: 4096 };
+        let token = decode_weight_bytes(&shape, &parts)
+            + decode_state_bytes(&shape, 2)
+            + kv_token_bytes(&shape, 2) * 4097;
+        assert_eq!(step_bytes(&shape, &parts, decode, 2), token);
+        assert_eq!(step_flops(&shape, &network, decode), token_flops(&shape, &network, 4096));
+
+        // Of two sequences the weights that are not routed are read once.
+        let two = step_bytes(&shape, &parts, StepSize { sequences: 2, ..decode }, 2);
+        assert!(two < 2 * token && two > token + parts.experts / 32, "{two}");
+
+        // 256 rows choose all experts; the embedding is read by its rows alone.
+        let slice = StepSize { sequences: 1, rows: 256, context: 300 };
+        let weights = parts.total() - parts.embedding + parts.embedding / 248_320 * 256;
+        let state = decode_state_bytes(&shape, 2) + kv_token_bytes(&shape, 2) * 556;
+        assert_eq!(step_bytes(&shape, &parts, slice, 2), weights + state);
+        let head = 2 * network.output_values();
+        let rows = (45..=300).map(|context| token_flops(&shape, &network, context) - head);
+        assert_eq!(step_flops(&shape, &network, slice), rows.sum::<u64>() + head);
     }
 
     #[test]

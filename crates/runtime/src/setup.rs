@@ -9,7 +9,7 @@ use calla_store::Sizes;
 
 /// Rows of a step that prefill may use. Large enough that each weight is read once for many rows, small
 /// enough that activations stay in cache and a cancel is heard soon.
-const SLICE_ROWS: usize = 256;
+pub const SLICE_ROWS: usize = 256;
 /// A snapshot at least every so many tokens of a long prompt.
 const SNAPSHOT_INTERVAL: usize = 2048;
 /// Tokens of evicted prefixes that are remembered, to say why a prompt missed: 16 MB.

@@ -2,10 +2,11 @@
 
 use crate::support::{calla, finish, ok, run};
 
-const COMMANDS: [&str; 10] = [
+const COMMANDS: [&str; 11] = [
     "chat",
     "generate",
     "info",
+    "plan",
     "eval",
     "synth",
     "tokenize",
@@ -21,7 +22,9 @@ fn the_manual_names_every_command_and_its_flags() {
     for command in COMMANDS {
         assert!(page.contains(&format!(".SH \"CALLA {}\"", command.to_uppercase())), "{command}");
     }
-    for flag in ["temperature", "no\\-think", "goldens", "verify", "CALLA_MODEL", "skew"] {
+    for flag in
+        ["temperature", "no\\-think", "goldens", "verify", "CALLA_MODEL", "skew", "m5\\-max"]
+    {
         assert!(page.contains(flag), "{flag}");
     }
 }
@@ -61,6 +64,12 @@ fn wrong_flags_are_usage_errors() {
         &["chat", "--threads", "0"],
         &["chat", "--device", "abacus"],
         &["eval"],
+        &["plan", "--context", "0"],
+        &["plan", "--rows", "0"],
+        &["plan", "--rows", "1000000000"],
+        &["plan", "--sequences", "0"],
+        &["plan", "--sequences", "100000"],
+        &["plan", "--chip", "abacus"],
         &[],
     ] {
         let output = run(args, "");

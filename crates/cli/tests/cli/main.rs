@@ -7,5 +7,6 @@ mod generate;
 mod info;
 mod logits;
 mod model_choice;
+mod plan;
 mod support;
 mod text_tools;
