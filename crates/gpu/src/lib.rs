@@ -58,7 +58,7 @@ pub use dispatch::{Access, Binding, Dispatch, Traffic};
 pub use plan::{Part, Plan, Recording};
 pub use rotations::Rotations;
 pub use routing::{Grouped, Routing};
-pub use runner::{GpuRunner, RunnerSize};
+pub use runner::{Choice, GpuRunner, RunnerSize};
 pub use scratch::Scratch;
 pub use state::{DeltaSlots, KvPool};
 pub use tables::{ChunkEntry, SpanEntry, Tables};

@@ -1,6 +1,7 @@
 //! The network on a device, as the engine drives it.
 
 mod draft;
+mod generate;
 mod growing;
 mod plans;
 
@@ -8,7 +9,7 @@ use crate::cache::{DeviceCache, SlotMoves, StateError};
 use crate::device::{Device, DeviceError};
 use crate::dispatch::Dispatch;
 use crate::plan::Plan;
-use crate::recorder::{Bindings, record_draft, record_step};
+use crate::recorder::{Bindings, record_draft, record_generation, record_step};
 use crate::rotations::Rotations;
 use crate::shape_constants::width;
 use crate::step_tables::{StepTables, TableBuffer, TableCounts, page_entries};
@@ -18,6 +19,8 @@ use calla_model::{Network, Shape};
 use calla_ops::{Batch, CacheError, CacheSize, Drafts, Rows, Runner, SpanKind, StepError};
 use growing::Growing;
 use plans::{Bound, PlanKey, Plans, Work};
+
+pub use generate::Choice;
 
 /// How much a runner holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -46,6 +49,10 @@ pub struct GpuRunner<D> {
     logits: Growing,
     scratch: Growing,
     draft: Option<draft::Buffers>,
+    /// What steps of a generation hand on.
+    feedback: Growing,
+    /// How to take the last step of a generation back, while no other was run.
+    last_generated: Option<SlotMoves>,
     plans: Plans,
     /// Why state could not be moved, until a step can say so.
     failed: Option<StateError>,
@@ -83,6 +90,8 @@ impl<D: Device> GpuRunner<D> {
             logits: Growing::new("logits"),
             scratch: Growing::new("temporaries of a step"),
             draft,
+            feedback: Growing::new("what steps hand on"),
+            last_generated: None,
             plans: Plans::default(),
             failed: None,
         })
@@ -109,19 +118,33 @@ impl<D: Device> GpuRunner<D> {
         Ok(Rows::from_vec(self.shape.vocab_size, values))
     }
 
-    /// Runs the plan of a batch, and records it first if need be: where its logits are.
+    /// Runs the plan of a batch: where its logits are.
     fn run_plan(
         &mut self,
         batch: &Batch,
         moves: &SlotMoves,
         work: Work,
     ) -> Result<Tensor, DeviceError> {
+        let (plan, logits) = self.prepare(batch, moves, work, 0)?;
+        self.run_prepared(&plan)?;
+        Ok(logits)
+    }
+
+    /// Records the plan of a batch if need be, and writes its tables: which plan it is, and where its logits are. Rows
+    /// may come to see `ahead` positions more than in the batch.
+    fn prepare(
+        &mut self,
+        batch: &Batch,
+        moves: &SlotMoves,
+        work: Work,
+        ahead: u32,
+    ) -> Result<(PlanKey, Tensor), DeviceError> {
         let tables = StepTables::new(batch, moves);
         let counts = tables.counts();
         // Each guess has logits, though nobody asks for them.
         let outputs = if let Work::Draft { .. } = work { counts.rows } else { counts.outputs };
         let (table_buffer, logits) = self.buffers(counts, page_entries(batch), outputs)?;
-        let seen = tables.positions.iter().max().map_or(1, |&last| last + 1);
+        let seen = tables.positions.iter().max().map_or(1, |&last| last + 1 + ahead);
         let context = seen.next_power_of_two().max(CONTEXT_MIN);
         let key = PlanKey { work, counts, context };
         if self.plans.get(&key).is_none() {
@@ -130,9 +153,13 @@ impl<D: Device> GpuRunner<D> {
         let bytes = tables.to_bytes();
         let (place, len) = (Place::Buffer(table_buffer.buffer), bytes.len() as u64);
         self.device.write(Range { place, start: 0, len }, &bytes)?;
-        let plan = self.plans.get(&key).expect("a plan that was just recorded");
-        self.device.run(&plan.dispatches, &plan.stages)?;
-        Ok(logits)
+        Ok((key, logits))
+    }
+
+    /// Runs a plan on the tables that are there.
+    fn run_prepared(&mut self, key: &PlanKey) -> Result<(), DeviceError> {
+        let plan = self.plans.get(key).expect("a plan that was just recorded");
+        self.device.run(&plan.dispatches, &plan.stages)
     }
 
     /// Buffers for the tables of a step, and for its logits.
@@ -172,6 +199,11 @@ impl<D: Device> GpuRunner<D> {
                 let draft = draft.bindings(key.counts.rows, vocab_used);
                 record_draft(shape, network, batch, bindings, context, &draft)
             }
+            (Work::Generate { vocab_used, drawn }, _) => {
+                let buffer = self.feedback.id().expect("what the first step finds was written");
+                let feedback = generate::feedback(buffer, key.counts.rows, vocab_used, drawn);
+                record_generation(shape, network, batch, bindings, context, &feedback)
+            }
             _ => record_step(shape, network, batch, bindings, context),
         };
         let plan = Plan::new(recording);
@@ -207,6 +239,7 @@ impl<D: Device> GpuRunner<D> {
     /// included, so that the same batch can be run again where it has not.
     fn run_batch(&mut self, batch: &Batch) -> Result<Rows, StateError> {
         self.check_moves()?;
+        self.last_generated = None;
         let moves = self.cache.begin(batch.spans())?;
         let mut logits = Rows::zeros(batch.outputs().len(), self.shape.vocab_size);
         for kind in [SpanKind::Prefill, SpanKind::Decode] {

@@ -31,6 +31,15 @@ impl SlotMoves {
         self.moves.get(&slot).map(|&(from, to, _)| [from, to])
     }
 
+    /// The moves of some slots alone; `None` if one of them does not move.
+    pub(crate) fn only(mut self, slots: &[usize]) -> Option<Self> {
+        if !slots.iter().all(|slot| self.moves.contains_key(slot)) {
+            return None;
+        }
+        self.moves.retain(|slot, _| slots.contains(slot));
+        Some(self)
+    }
+
     /// Physical slot of a checkpoint.
     #[must_use]
     pub fn checkpoint(&self, slot: usize) -> Option<u32> {

@@ -24,6 +24,11 @@ impl Growing {
         self.buffer.map_or(0, |(_, bytes)| bytes)
     }
 
+    /// The buffer that it has now.
+    pub(super) fn id(&self) -> Option<BufferId> {
+        self.buffer.map(|(id, _)| id)
+    }
+
     /// The buffer and its size, of at least `bytes`. Plans that bind the one before are forgotten.
     ///
     /// # Errors

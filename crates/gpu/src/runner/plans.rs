@@ -15,6 +15,13 @@ pub(super) enum Work {
         /// Only tokens below this one are guessed.
         vocab_used: u32,
     },
+    /// A decode step that makes the tables of the next.
+    Generate {
+        /// Only tokens below this one are chosen.
+        vocab_used: u32,
+        /// By samplers.
+        drawn: bool,
+    },
 }
 
 /// What a plan depends on.

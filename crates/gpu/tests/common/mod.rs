@@ -8,6 +8,7 @@ pub mod orders;
 pub mod paged;
 pub mod quantised;
 pub mod routed;
+pub mod sequences;
 pub mod temporaries;
 pub mod tolerance;
 pub mod toy;
