@@ -3,7 +3,7 @@
 //! `clients` and `page`.
 
 use crate::report::{Outcome, run};
-use crate::{clients, page, root};
+use crate::{check_darwin, clients, page, root};
 use anyhow::{Context as _, Result};
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
@@ -24,6 +24,7 @@ const CLANG_PROGRAMS: [&str; 4] = ["clang++-19", "clang++-18", "clang++-17", "cl
 pub(crate) fn install() -> Result<Outcome> {
     install_apt()?;
     install_clang()?;
+    check_darwin::install()?;
     install_pip()?;
     clients::install()?;
     page::install()?;

@@ -1,5 +1,6 @@
 //! The chores of the project as a program: the same commands on a developer's machine and in CI.
 
+mod check_darwin;
 mod clients;
 mod fixtures;
 mod fuzz;
@@ -37,6 +38,8 @@ enum Chore {
     },
     /// Check the house rules: module docs, crate edges, links, file sizes.
     Tidy,
+    /// Check the code that only macOS compiles, with lints, on any machine that has the target's standard library.
+    CheckDarwin,
     /// Plant faults in the GPU backend, one at a time, and demand that a test fails for each.
     Mutate {
         /// Plant only faults whose name, class or file contains this.
@@ -55,13 +58,8 @@ fn main() -> ExitCode {
     let result = match Args::parse().chore {
         Chore::Test { install, only } => test::run_all(install, only.as_deref()),
         Chore::Tidy => tidy::run().map(|()| true),
-        Chore::Mutate { only } => mutate::run(only.as_deref()).map(|outcome| match outcome {
-            report::Outcome::Passed(_) => true,
-            report::Outcome::Skipped(reason) => {
-                println!("skipped: {reason}");
-                false
-            }
-        }),
+        Chore::CheckDarwin => check_darwin::check().map(has_run),
+        Chore::Mutate { only } => mutate::run(only.as_deref()).map(has_run),
         Chore::Fuzz { seconds } => fuzz::run_targets(seconds).map(|()| true),
     };
     match result {
@@ -70,6 +68,17 @@ fn main() -> ExitCode {
         Err(error) => {
             eprintln!("error: {error:#}");
             ExitCode::FAILURE
+        }
+    }
+}
+
+/// Whether a chore that was asked for by name ran; says why if it did not.
+fn has_run(outcome: report::Outcome) -> bool {
+    match outcome {
+        report::Outcome::Passed(_) => true,
+        report::Outcome::Skipped(reason) => {
+            println!("skipped: {reason}");
+            false
         }
     }
 }

@@ -1,7 +1,7 @@
 //! `cargo xtask test`: every check of the project, in the order in which a failure is cheapest to hear of.
 
 use crate::report::{Outcome, Report, cargo, run};
-use crate::{clients, fixtures, fuzz, install, mutate, page, rust_tests, tidy};
+use crate::{check_darwin, clients, fixtures, fuzz, install, mutate, page, rust_tests, tidy};
 use anyhow::Result;
 
 /// Runs all steps; false if one failed.
@@ -16,6 +16,7 @@ pub(crate) fn run_all(install_first: bool, only: Option<&str>) -> Result<bool> {
         let lints = ["clippy", "--workspace", "--all-targets", "--", "-D", "warnings"];
         passed(cargo().args(lints))
     });
+    report.step("macOS code", check_darwin::check);
     report.step("fixtures", fixtures::make);
     let mut skipped = 0;
     report.step("tests", || rust_tests::run(&mut skipped));

@@ -10,7 +10,7 @@ use std::process::Command;
 
 /// Which of our crates each crate may use in the program (development dependencies are free). A new edge
 /// is a design decision: ARCHITECTURE.md says why each exists.
-const EDGES: [(&str, &[&str]); 18] = [
+const EDGES: [(&str, &[&str]); 19] = [
     ("calla-model", &[]),
     ("calla-weights", &["calla-model"]),
     ("calla-text", &[]),
@@ -20,6 +20,7 @@ const EDGES: [(&str, &[&str]); 18] = [
     ("calla-gpu", &["calla-model", "calla-msl", "calla-ops"]),
     ("calla-gpu-host", &["calla-gpu", "calla-msl"]),
     ("calla-gpu-cuda", &["calla-gpu", "calla-msl"]),
+    ("calla-gpu-metal", &["calla-gpu"]),
     ("calla-engine", &["calla-model", "calla-ops"]),
     ("calla-store", &[]),
     ("calla-eval", &["calla-model", "calla-ops"]),

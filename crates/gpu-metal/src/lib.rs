@@ -1,0 +1,20 @@
+//! Runs dispatches on a Mac's GPU.
+//!
+//! [`MetalDevice`] is the driver: it compiles the embedded kernels, makes pipelines and buffers, encodes dispatches with a
+//! barrier after each stage, and reads how each command buffer ended. It talks to Metal through [`Api`], a typed layer
+//! without decisions of its own: `metal` implements it on macOS, and the tests implement it as a model of Metal's rules,
+//! so that the driver itself runs on any machine.
+
+pub mod api;
+pub mod capabilities;
+pub mod driver;
+pub mod fault;
+pub mod inline;
+#[cfg(target_os = "macos")]
+pub mod metal;
+pub mod pace;
+
+pub use api::{Api, Ended, Language};
+pub use capabilities::Capabilities;
+pub use driver::{Kernels, MetalDevice, OpenError};
+pub use fault::Fault;

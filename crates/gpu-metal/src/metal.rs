@@ -1,0 +1,380 @@
+//! [`Api`] over Metal itself.
+//!
+//! Written from Apple's headers and documentation; it type-checks on any machine (`cargo xtask check-darwin`).
+
+use crate::api::{Api, Ended, Language, PipelineLimits};
+use crate::capabilities::Capabilities;
+use crate::driver::{Kernels, MetalDevice, OpenError};
+use crate::fault::Fault;
+use calla_gpu::Dispatch;
+use calla_gpu::metal4::{SelfTestError, self_test};
+use objc2::rc::{Retained, autoreleasepool};
+use objc2::runtime::ProtocolObject;
+use objc2_foundation::{NSError, NSOperatingSystemVersion, NSProcessInfo, NSString};
+use objc2_metal::{
+    MTLAllocation, MTLBarrierScope, MTLBuffer, MTLCommandBuffer, MTLCommandBufferErrorDomain,
+    MTLCommandBufferStatus, MTLCommandEncoder, MTLCommandQueue, MTLCompileOptions,
+    MTLComputeCommandEncoder, MTLComputePipelineDescriptor, MTLComputePipelineState,
+    MTLCreateSystemDefaultDevice, MTLDataType, MTLDevice, MTLDispatchType,
+    MTLFunctionConstantValues, MTLGPUFamily, MTLLanguageVersion, MTLLibrary,
+    MTLMathFloatingPointFunctions, MTLMathMode, MTLPipelineOption, MTLResidencySet,
+    MTLResidencySetDescriptor, MTLResource, MTLResourceOptions, MTLSize,
+};
+use std::ptr::NonNull;
+
+// Without it a command-line program is given no default device.
+#[link(name = "CoreGraphics", kind = "framework")]
+unsafe extern "C" {}
+
+type Object<P> = Retained<ProtocolObject<P>>;
+
+/// A device and its one queue.
+pub struct Metal {
+    device: Object<dyn MTLDevice>,
+    queue: Object<dyn MTLCommandQueue>,
+    /// All buffers, on systems that have such sets: they stay resident between command buffers.
+    residency: Option<Object<dyn MTLResidencySet>>,
+    capabilities: Capabilities,
+}
+
+// SAFETY: devices and queues may be used by any thread (`MTLDevice` and `MTLCommandQueue` are `Send`). A residency set may
+// be moved to another thread: Apple forbids only that two threads change it at a time, and `&mut self` is needed to.
+unsafe impl Send for Metal {}
+
+/// `MTLComputePipelineState`
+pub struct Pipeline(Object<dyn MTLComputePipelineState>);
+
+// SAFETY: a pipeline never changes once it is made, and Apple lets any thread use it.
+unsafe impl Send for Pipeline {}
+
+/// `MTLBuffer`
+pub struct Buffer(Object<dyn MTLBuffer>);
+
+// SAFETY: Metal's resources are retained and released atomically; their contents are only touched through `&mut Metal`.
+unsafe impl Send for Buffer {}
+
+/// The GPU of this machine with kernels that every one runs, or with those for tensor units where it has them and their
+/// self-test passes; if it does not, why.
+///
+/// # Errors
+/// If there is no GPU, it is not suitable, or a kernel does not compile.
+pub fn open() -> Result<(MetalDevice<Metal>, Option<Metal4Off>), OpenError> {
+    let device = MetalDevice::new(Metal::new()?, Kernels::Plain)?;
+    Ok(match try_metal4() {
+        Ok(metal4) => (metal4, None),
+        Err(why) => (device, Some(why)),
+    })
+}
+
+/// Why kernels for tensor units are not used.
+#[derive(Debug, thiserror::Error)]
+pub enum Metal4Off {
+    /// The device has none, or the system is too old.
+    #[error("this GPU or this macOS does not run kernels for tensor units")]
+    NotThere,
+    /// They do not compile.
+    #[error(transparent)]
+    Open(#[from] OpenError),
+    /// Their results are not those of the other kernels.
+    #[error(transparent)]
+    SelfTest(#[from] SelfTestError),
+}
+
+fn try_metal4() -> Result<MetalDevice<Metal>, Metal4Off> {
+    let api = Metal::new()?;
+    if !api.capabilities.may_try_metal4() {
+        return Err(Metal4Off::NotThere);
+    }
+    let mut tested = MetalDevice::new(api, Kernels::Metal4)?;
+    let mut plain = MetalDevice::new(Metal::new()?, Kernels::Plain)?;
+    self_test(&mut plain, &mut tested)?;
+    // The self-test does not give its buffers back.
+    Ok(MetalDevice::new(Metal::new()?, Kernels::Metal4)?)
+}
+
+impl Metal {
+    /// The default device of the system.
+    ///
+    /// # Errors
+    /// If there is none, or it gives no queue.
+    pub fn new() -> Result<Self, OpenError> {
+        autoreleasepool(|_| {
+            let device = MTLCreateSystemDefaultDevice().ok_or(OpenError::NoDevice)?;
+            let queue = device.newCommandQueue().ok_or(OpenError::Missing("command queue"))?;
+            queue.setLabel(Some(&NSString::from_str("calla")));
+            let capabilities = capabilities(&device);
+            let residency = capabilities.has_residency_sets().then(|| residency_set(&device));
+            let residency = residency.flatten();
+            if let Some(set) = &residency {
+                queue.addResidencySet(set);
+            }
+            Ok(Self { device, queue, residency, capabilities })
+        })
+    }
+}
+
+/// Without it everything works, only slower: so none is no error.
+fn residency_set(device: &ProtocolObject<dyn MTLDevice>) -> Option<Object<dyn MTLResidencySet>> {
+    let descriptor = MTLResidencySetDescriptor::new();
+    descriptor.setLabel(Some(&NSString::from_str("calla")));
+    device.newResidencySetWithDescriptor_error(&descriptor).ok()
+}
+
+fn capabilities(device: &ProtocolObject<dyn MTLDevice>) -> Capabilities {
+    let apple = [
+        (10, MTLGPUFamily::Apple10),
+        (9, MTLGPUFamily::Apple9),
+        (8, MTLGPUFamily::Apple8),
+        (7, MTLGPUFamily::Apple7),
+    ];
+    let metal = [(4, MTLGPUFamily::Metal4), (3, MTLGPUFamily::Metal3)];
+    let highest = |families: &[(u32, MTLGPUFamily)]| {
+        let supported = families.iter().find(|(_, family)| device.supportsFamily(*family));
+        supported.map_or(0, |&(number, _)| number)
+    };
+    let NSOperatingSystemVersion { majorVersion, minorVersion, .. } =
+        NSProcessInfo::processInfo().operatingSystemVersion();
+    let number = |version| u32::try_from(version).unwrap_or(0);
+    Capabilities {
+        name: device.name().to_string(),
+        macos: (number(majorVersion), number(minorVersion)),
+        apple_family: highest(&apple),
+        metal_family: highest(&metal),
+        unified_memory: device.hasUnifiedMemory(),
+        buffer_bytes: device.maxBufferLength() as u64,
+        working_set_bytes: device.recommendedMaxWorkingSetSize(),
+        threads: device.maxThreadsPerThreadgroup().width as u64,
+        threadgroup_bytes: device.maxThreadgroupMemoryLength() as u64,
+    }
+}
+
+fn text(error: &NSError) -> String {
+    error.localizedDescription().to_string()
+}
+
+fn size([width, height, depth]: [u32; 3]) -> MTLSize {
+    MTLSize { width: width as usize, height: height as usize, depth: depth as usize }
+}
+
+impl Api for Metal {
+    type Library = Object<dyn MTLLibrary>;
+    type Pipeline = Pipeline;
+    type Buffer = Buffer;
+    type CommandBuffer = Object<dyn MTLCommandBuffer>;
+    type Encoder = Object<dyn MTLComputeCommandEncoder>;
+
+    fn capabilities(&self) -> &Capabilities {
+        &self.capabilities
+    }
+
+    fn library(
+        &mut self,
+        name: &str,
+        source: &str,
+        language: Language,
+    ) -> Result<Self::Library, String> {
+        autoreleasepool(|_| {
+            let options = MTLCompileOptions::new();
+            options.setLanguageVersion(match language {
+                Language::V3_1 => MTLLanguageVersion::Version3_1,
+                Language::V4_0 => MTLLanguageVersion::Version4_0,
+            });
+            if self.capabilities.has_math_mode() {
+                options.setMathMode(MTLMathMode::Safe);
+                options.setMathFloatingPointFunctions(MTLMathFloatingPointFunctions::Precise);
+            } else {
+                #[expect(deprecated, reason = "macOS 14 has nothing else")]
+                options.setFastMathEnabled(false);
+            }
+            let source = NSString::from_str(source);
+            let library = self.device.newLibraryWithSource_options_error(&source, Some(&options));
+            let library = library.map_err(|error| text(&error))?;
+            library.setLabel(Some(&NSString::from_str(name)));
+            Ok(library)
+        })
+    }
+
+    fn entries(&self, library: &Self::Library) -> Vec<String> {
+        autoreleasepool(|_| library.functionNames().iter().map(|name| name.to_string()).collect())
+    }
+
+    fn pipeline(
+        &mut self,
+        library: &Self::Library,
+        entry: &str,
+        constants: &[(u32, u32)],
+    ) -> Result<Self::Pipeline, String> {
+        autoreleasepool(|_| {
+            let values = MTLFunctionConstantValues::new();
+            for (index, value) in constants {
+                // SAFETY: the pointer is to a value of the type that is named, and Metal copies it before it returns.
+                unsafe {
+                    values.setConstantValue_type_atIndex(
+                        NonNull::from(value).cast(),
+                        MTLDataType::UInt,
+                        *index as usize,
+                    );
+                }
+            }
+            let name = NSString::from_str(entry);
+            let function = library.newFunctionWithName_constantValues_error(&name, &values);
+            let function = function.map_err(|error| text(&error))?;
+            let descriptor = MTLComputePipelineDescriptor::new();
+            descriptor.setLabel(Some(&name));
+            descriptor.setComputeFunction(Some(&function));
+            let pipeline =
+                self.device.newComputePipelineStateWithDescriptor_options_reflection_error(
+                    &descriptor,
+                    MTLPipelineOption::empty(),
+                    None,
+                );
+            pipeline.map(Pipeline).map_err(|error| text(&error))
+        })
+    }
+
+    fn limits(&self, Pipeline(pipeline): &Self::Pipeline) -> PipelineLimits {
+        PipelineLimits {
+            threads: pipeline.maxTotalThreadsPerThreadgroup() as u64,
+            simdgroup_threads: pipeline.threadExecutionWidth() as u64,
+            threadgroup_bytes: pipeline.staticThreadgroupMemoryLength() as u64,
+        }
+    }
+
+    fn buffer(&mut self, label: &str, bytes: u64) -> Option<Self::Buffer> {
+        autoreleasepool(|_| {
+            let options = MTLResourceOptions::StorageModeShared
+                | MTLResourceOptions::HazardTrackingModeTracked;
+            let bytes = usize::try_from(bytes).ok()?;
+            let buffer = self.device.newBufferWithLength_options(bytes, options)?;
+            buffer.setLabel(Some(&NSString::from_str(label)));
+            if let Some(set) = &self.residency {
+                let allocation: &ProtocolObject<dyn MTLAllocation> =
+                    ProtocolObject::from_ref(&*buffer);
+                set.addAllocation(allocation);
+                set.commit();
+                set.requestResidency();
+            }
+            Some(Buffer(buffer))
+        })
+    }
+
+    fn release(&mut self, Buffer(buffer): Self::Buffer) {
+        autoreleasepool(|_| {
+            if let Some(set) = &self.residency {
+                set.removeAllocation(ProtocolObject::from_ref(&*buffer));
+                set.commit();
+            }
+            drop(buffer);
+        });
+    }
+
+    fn write(&mut self, Buffer(buffer): &Self::Buffer, offset: u64, bytes: &[u8]) {
+        let offset = offset as usize;
+        assert!(offset + bytes.len() <= buffer.length(), "the driver keeps within buffers");
+        // SAFETY: the buffer is shared, so that `contents` is the address of its `length` bytes, and all that is written
+        // lies within. The driver waits for what it commits, so that neither GPU nor processor uses them meanwhile.
+        unsafe {
+            let start = buffer.contents().cast::<u8>().as_ptr().add(offset);
+            std::ptr::copy_nonoverlapping(bytes.as_ptr(), start, bytes.len());
+        }
+    }
+
+    fn read(&mut self, Buffer(buffer): &Self::Buffer, offset: u64, bytes: &mut [u8]) {
+        let offset = offset as usize;
+        assert!(offset + bytes.len() <= buffer.length(), "the driver keeps within buffers");
+        // SAFETY: as in `write`. Any bytes are a `u8`; what Metal allocates is initialised.
+        unsafe {
+            let start = buffer.contents().cast::<u8>().as_ptr().add(offset);
+            std::ptr::copy_nonoverlapping(start, bytes.as_mut_ptr(), bytes.len());
+        }
+    }
+
+    fn command_buffer(&mut self, label: &str) -> Option<Self::CommandBuffer> {
+        autoreleasepool(|_| {
+            let commands = self.queue.commandBuffer()?;
+            commands.setLabel(Some(&NSString::from_str(label)));
+            Some(commands)
+        })
+    }
+
+    fn encoder(&mut self, commands: &Self::CommandBuffer, label: &str) -> Option<Self::Encoder> {
+        autoreleasepool(|_| {
+            let encoder =
+                commands.computeCommandEncoderWithDispatchType(MTLDispatchType::Concurrent)?;
+            encoder.setLabel(Some(&NSString::from_str(label)));
+            Some(encoder)
+        })
+    }
+
+    fn describe(&mut self, encoder: &Self::Encoder, dispatch: &Dispatch) {
+        autoreleasepool(|_| encoder.insertDebugSignpost(&NSString::from_str(&dispatch.label)));
+    }
+
+    fn set_pipeline(&mut self, encoder: &Self::Encoder, Pipeline(pipeline): &Self::Pipeline) {
+        encoder.setComputePipelineState(pipeline);
+    }
+
+    fn set_buffer(
+        &mut self,
+        encoder: &Self::Encoder,
+        index: u32,
+        Buffer(buffer): &Self::Buffer,
+        offset: u64,
+    ) {
+        // SAFETY: the driver has checked that the offset lies in the buffer, and the command buffer retains it. What the
+        // kernel touches behind it is what the dispatch declares; tests on the host driver hold every kernel to that.
+        unsafe {
+            encoder.setBuffer_offset_atIndex(Some(buffer), offset as usize, index as usize);
+        }
+    }
+
+    fn set_bytes(&mut self, encoder: &Self::Encoder, index: u32, bytes: &[u8]) {
+        // SAFETY: pointer and length are those of a slice, which Metal copies before it returns.
+        unsafe {
+            let start = NonNull::from(bytes).cast();
+            encoder.setBytes_length_atIndex(start, bytes.len(), index as usize);
+        }
+    }
+
+    fn dispatch(&mut self, encoder: &Self::Encoder, groups: [u32; 3], threads: [u32; 3]) {
+        encoder.dispatchThreadgroups_threadsPerThreadgroup(size(groups), size(threads));
+    }
+
+    fn barrier(&mut self, encoder: &Self::Encoder) {
+        encoder.memoryBarrierWithScope(MTLBarrierScope::Buffers);
+    }
+
+    fn end(&mut self, encoder: Self::Encoder) {
+        encoder.endEncoding();
+    }
+
+    fn commit(&mut self, commands: &Self::CommandBuffer) {
+        autoreleasepool(|_| commands.commit());
+    }
+
+    fn wait(&mut self, commands: Self::CommandBuffer) -> Result<Ended, Fault> {
+        autoreleasepool(|_| {
+            commands.waitUntilCompleted();
+            let status = commands.status();
+            if let Some(error) = commands.error() {
+                // SAFETY: a constant string that Metal defines and never changes.
+                let known = unsafe { MTLCommandBufferErrorDomain };
+                let (code, message) = (error.code() as i64, text(&error));
+                return Err(if *error.domain() == *known {
+                    Fault::of_code(code, message)
+                } else {
+                    Fault::Other { code, message: format!("{}: {message}", error.domain()) }
+                });
+            }
+            match status {
+                MTLCommandBufferStatus::Completed => {
+                    Ok(Ended { gpu_seconds: commands.GPUEndTime() - commands.GPUStartTime() })
+                }
+                MTLCommandBufferStatus::Error => {
+                    Err(Fault::Other { code: 0, message: "Metal does not say why".to_owned() })
+                }
+                other => Err(Fault::Status(other.0 as u64)),
+            }
+        })
+    }
+}
