@@ -1,0 +1,53 @@
+//! Faults that a driver could have, planted one at a time: the model of Metal must notice each.
+
+mod common;
+
+use common::contract::{Contract, Plant};
+use common::network::{demo, drive, runner};
+
+/// What is noted with a fault planted.
+fn violations(plant: Plant) -> Vec<String> {
+    let contract = Contract::with(|_, world| world.plant = Some(plant));
+    let shape = demo();
+    let mut runner = runner(&shape, &contract);
+    drive(&shape, &mut runner).unwrap();
+    contract.world().violations()
+}
+
+#[test]
+fn each_planted_fault_is_noticed() {
+    // In the middle of things; the pipeline where its predecessor has another.
+    let plants = [
+        (Plant::NoBarrier(5), "no barrier after"),
+        (Plant::NoBarrier(200), "no barrier after"),
+        (Plant::SlotsSwapped(40), "is buffer"),
+        (Plant::SlotOffByOne(40), "is not bound"),
+        (Plant::SlotUnset(40), "is not bound"),
+        (Plant::OffsetLost, "at 0, not"),
+        (Plant::OffsetShifted(40), "offset 4"),
+        (Plant::ShortBuffer(3), "is too short"),
+        (Plant::ParamsUnset(9), "has no bytes"),
+        (Plant::ParamsShort(9), "bytes, of"),
+        (Plant::ParamsAtWrongSlot(9), "has no bytes"),
+        (Plant::ParamsOfOther(9), "bytes, of"),
+        (Plant::StalePipeline(60), "in place of"),
+        (Plant::ConstantLost, "in place of"),
+        (Plant::ConstantWrong, "in place of"),
+        (Plant::TooManyThreads(9), "threads, at most"),
+        (Plant::PartialSimdgroup(9), "threads, at most"),
+        (Plant::GridTooLarge(9), "threadgroups of"),
+        (Plant::DispatchLost(9), "was never dispatched"),
+        (Plant::DispatchTwice(9), "nobody asked for"),
+        (Plant::EndLost, "before its encoder has ended"),
+        (Plant::EndEarly(9), "after the end of its encoder"),
+        (Plant::CommitLost, "was never committed"),
+        (Plant::CommitTwice, "is committed twice"),
+        (Plant::ErrorUnread, "nobody read how"),
+        (Plant::ErrorUnread, "a read of a buffer that"),
+        (Plant::ReleasedWhileRunning(9), "which was released"),
+    ];
+    for (plant, due) in plants {
+        let found = violations(plant);
+        assert!(found.iter().any(|text| text.contains(due)), "{plant:?}: {found:#?}");
+    }
+}
