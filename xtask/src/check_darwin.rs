@@ -10,8 +10,8 @@ use std::process::Command;
 /// The target of Macs with Apple's own processors.
 const TARGET: &str = "aarch64-apple-darwin";
 
-/// Crates with code for macOS alone. They depend on Rust only.
-const CRATES: [&str; 1] = ["calla-gpu-metal"];
+/// Crates with code for macOS alone, or for other systems alone that macOS has to do without. They depend on Rust only.
+const CRATES: [&str; 2] = ["calla-gpu-metal", "calla-gpu-host"];
 
 /// Checks the crates with clippy, tests included, and fails for every warning.
 pub(crate) fn check() -> Result<Outcome> {

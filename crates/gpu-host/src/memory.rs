@@ -4,7 +4,9 @@ use crate::error::{Kind, io_error};
 use calla_gpu::{BufferId, Range, check};
 use memmap2::{MmapMut, MmapOptions};
 use std::fs::File;
-use std::os::fd::{AsRawFd as _, FromRawFd as _, OwnedFd, RawFd};
+use std::os::fd::{AsRawFd as _, RawFd};
+#[cfg(target_os = "linux")]
+use std::os::fd::{FromRawFd as _, OwnedFd};
 use std::{io, ops};
 
 /// Address space that is set aside; only what is allocated takes memory.
@@ -29,14 +31,7 @@ struct Buffer {
 
 impl Memory {
     pub(crate) fn new() -> Result<Self, Kind> {
-        // SAFETY: the name is a C string, and the descriptor that comes back is nobody else's. It stays open across
-        // `exec`: that is how the executor gets it.
-        let fd = unsafe { libc::memfd_create(c"calla-gpu-buffers".as_ptr(), 0) };
-        if fd < 0 {
-            return Err(io_error("make a file in memory")(io::Error::last_os_error()));
-        }
-        // SAFETY: `fd` was just opened, and nothing else owns it.
-        let file = File::from(unsafe { OwnedFd::from_raw_fd(fd) });
+        let file = memory_file().map_err(io_error("make a file in memory"))?;
         let len = usize::try_from(RESERVED_BYTES).unwrap_or(usize::MAX);
         // SAFETY: only this device and its executor have the file. Pages beyond its end are never touched, as `allocate`
         // lengthens the file first and it never shrinks; the executor writes only while `run` waits for it.
@@ -64,13 +59,7 @@ impl Memory {
     /// Gives the memory of a buffer back. Its place in the file stays its own, so that nothing else is found there.
     pub(crate) fn release(&mut self, index: u32) -> Result<(), String> {
         let place = self.buffer(index)?;
-        let (offset, len) = (place.start.cast_signed(), (place.end - place.start).cast_signed());
-        let mode = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
-        // SAFETY: the descriptor is open. What the hole takes away reads as zeros; no reference to it is held, as `self` is
-        // borrowed to change, and the executor touches buffers only while `run` waits for it.
-        if len > 0 && unsafe { libc::fallocate(self.descriptor(), mode, offset, len) } != 0 {
-            return Err(io::Error::last_os_error().to_string());
-        }
+        punch_hole(&self.file, &place).map_err(|error| error.to_string())?;
         self.buffers[index as usize].released = true;
         Ok(())
     }
@@ -119,6 +108,43 @@ impl Memory {
     pub(crate) fn bytes(&mut self, range: ops::Range<u64>) -> &mut [u8] {
         &mut self.map[range.start as usize..range.end as usize]
     }
+}
+
+/// A file without a name that is nowhere but in memory.
+#[cfg(target_os = "linux")]
+fn memory_file() -> io::Result<File> {
+    // SAFETY: the name is a C string, and the descriptor that comes back is nobody else's. It stays open across `exec`: that
+    // is how the executor gets it.
+    let fd = unsafe { libc::memfd_create(c"calla-gpu-buffers".as_ptr(), 0) };
+    if fd < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: `fd` was just opened, and nothing else owns it.
+    Ok(File::from(unsafe { OwnedFd::from_raw_fd(fd) }))
+}
+
+/// Gives the memory of a part of the file back.
+#[cfg(target_os = "linux")]
+fn punch_hole(file: &File, place: &ops::Range<u64>) -> io::Result<()> {
+    let (offset, len) = (place.start.cast_signed(), (place.end - place.start).cast_signed());
+    let mode = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
+    // SAFETY: the descriptor is open. What the hole takes away reads as zeros; the caller holds no reference to it, and the
+    // executor touches buffers only while `run` waits for it.
+    if len > 0 && unsafe { libc::fallocate(file.as_raw_fd(), mode, offset, len) } != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(())
+}
+
+/// Kernels are run on Linux only, and the compiler says so before this is asked for.
+#[cfg(not(target_os = "linux"))]
+fn memory_file() -> io::Result<File> {
+    Err(io::ErrorKind::Unsupported.into())
+}
+
+#[cfg(not(target_os = "linux"))]
+fn punch_hole(_: &File, _: &ops::Range<u64>) -> io::Result<()> {
+    Err(io::ErrorKind::Unsupported.into())
 }
 
 #[cfg(test)]

@@ -8,12 +8,14 @@ use calla_gpu_host::HostDevice;
 pub enum TestDevice {
     Host(Box<HostDevice>),
     Cuda(Box<CudaDevice>),
+    #[cfg(target_os = "macos")]
+    Metal(Box<calla_gpu_metal::MetalDevice<calla_gpu_metal::metal::Metal>>),
 }
 
 impl TestDevice {
     /// A device, or `None` with the reason printed where this machine has none.
     ///
-    /// `CALLA_GPU_DEVICE`: `host`, which is what it is without it, or `cuda`.
+    /// `CALLA_GPU_DEVICE`: `host`, which is what it is without it, `cuda`, or on a Mac `metal`.
     pub fn new() -> Option<Self> {
         let name = std::env::var("CALLA_GPU_DEVICE").unwrap_or_else(|_| "host".to_owned());
         let (device, missing) = match name.as_str() {
@@ -35,7 +37,16 @@ impl TestDevice {
                     false,
                 )
             }
-            _ => panic!("CALLA_GPU_DEVICE is host or cuda, not {name:?}"),
+            #[cfg(target_os = "macos")]
+            "metal" => {
+                use calla_gpu_metal::{Kernels, MetalDevice, metal::Metal};
+                let device = Metal::new().and_then(|api| MetalDevice::new(api, Kernels::Plain));
+                (
+                    device.map(|device| Self::Metal(Box::new(device))).map_err(|e| e.to_string()),
+                    false,
+                )
+            }
+            _ => panic!("CALLA_GPU_DEVICE is host, cuda, or on a Mac metal, not {name:?}"),
         };
         match device {
             Ok(device) => Some(device),
@@ -52,6 +63,8 @@ impl TestDevice {
         match self {
             Self::Host(_) => "host",
             Self::Cuda(_) => "cuda",
+            #[cfg(target_os = "macos")]
+            Self::Metal(_) => "metal",
         }
     }
 
@@ -66,6 +79,8 @@ impl TestDevice {
         match self {
             Self::Host(device) => device.as_mut(),
             Self::Cuda(device) => device.as_mut(),
+            #[cfg(target_os = "macos")]
+            Self::Metal(device) => device.as_mut(),
         }
     }
 }
