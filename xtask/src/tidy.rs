@@ -45,6 +45,7 @@ const EDGES: [(&str, &[&str]); 19] = [
             "calla-engine",
             "calla-eval",
             "calla-gpu",
+            "calla-gpu-cuda",
             "calla-grammar",
             "calla-runtime",
             "calla-server",

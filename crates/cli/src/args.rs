@@ -122,7 +122,7 @@ impl ModelArgs {
 /// Where to compute.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Device {
-    /// The fastest that this machine has
+    /// As cpu in this version
     Auto,
     /// All cores, weights stay quantised
     Cpu,
@@ -130,7 +130,7 @@ pub(crate) enum Device {
     Reference,
     /// Apple GPU (not in this version yet)
     Metal,
-    /// NVIDIA GPU (not in this version yet)
+    /// NVIDIA GPU, the first that CUDA shows; needs the driver and NVRTC 12 or 13
     Cuda,
 }
 

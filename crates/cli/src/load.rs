@@ -1,6 +1,7 @@
 //! From a directory to a model that runs: plan the memory, load the weights, start the device.
 
 use crate::args::{Device, ModelArgs};
+use crate::cuda;
 use crate::discover::{self, Candidate, Why};
 use crate::engine_args::EngineArgs;
 use crate::grammar;
@@ -11,6 +12,7 @@ use calla_cpu::Cpu;
 use calla_engine::{
     CutRule, EngineConfig, Machine, MemoryPlan, Refusal, Speculation, StateNeeds, Thinking,
 };
+use calla_gpu::RunnerSize;
 use calla_model::network::CheckpointParts;
 use calla_model::{Config, Network, Shape};
 use calla_ops::runner::HostOps;
@@ -67,10 +69,10 @@ pub(crate) struct Model {
 impl Model {
     /// Loads the model that the flags name, or the best that is found.
     pub(crate) fn load(args: &ModelArgs, engine: &EngineArgs) -> anyhow::Result<Self> {
-        check_device(args.device)?;
-        let machine = this_machine()?;
+        let machine = memory_of(args.device)?;
         discover::first_that_loads(args.model.as_deref(), |candidate, _| {
-            let needs = Needs { context: args.context(), ..Needs::one(engine.speculate) };
+            let needs =
+                Needs { context: args.context(), ..Needs::one(args.device, engine.speculate) };
             let opened = Opened::new(candidate, needs, &machine)?;
             let text = opened.text()?;
             Self::new(opened.load(args, cache_budget(engine), &machine)?, text, engine)
@@ -143,8 +145,7 @@ pub(crate) fn for_server(
     engine: &EngineArgs,
     limits: ServeLimits,
 ) -> anyhow::Result<(Candidate, ModelParts)> {
-    check_device(args.device)?;
-    let machine = this_machine()?;
+    let machine = memory_of(args.device)?;
     discover::first_that_loads(args.model.as_deref(), |candidate, _| {
         let opened = Opened::new(candidate, server_needs(args, engine, limits), &machine)?;
         let TextSide { dir, tokenizer } = opened.text()?;
@@ -185,7 +186,7 @@ fn load_for_server(
     model: &calla_server::Model,
     notify: Notify,
 ) -> anyhow::Result<LoadedModel> {
-    let machine = this_machine()?;
+    let machine = memory_of(args.device)?;
     // The context was promised when the server started; a later load may not shorten it.
     let context = Some(model.parts().context);
     let needs = Needs { context, ..server_needs(args, engine, limits) };
@@ -225,6 +226,7 @@ fn server_needs(args: &ModelArgs, engine: &EngineArgs, limits: ServeLimits) -> N
         usual: CONTEXT_SERVER,
         sequences: limits.parallel,
         speculation: engine.speculate,
+        device: args.device,
     }
 }
 
@@ -254,11 +256,10 @@ fn cut_rule(tokenizer: &Tokenizer) -> CutRule {
 
 /// Loads the network. `context`: tokens that it must hold, where that is known better than by `--ctx`.
 pub(crate) fn load(args: &ModelArgs, context: Option<usize>) -> anyhow::Result<Loaded> {
-    check_device(args.device)?;
-    let machine = this_machine()?;
+    let machine = memory_of(args.device)?;
     let context = args.context().or(context);
     discover::first_that_loads(args.model.as_deref(), |candidate, _| {
-        let needs = Needs { context, ..Needs::one(Speculation::Off) };
+        let needs = Needs { context, ..Needs::one(args.device, Speculation::Off) };
         Opened::new(candidate, needs, &machine)?.load(args, 0, &machine)
     })
 }
@@ -278,18 +279,26 @@ impl TextSide {
                 let dir = candidate.dir.clone();
                 return Ok(Self { tokenizer: Tokenizer::load(&dir)?, dir });
             }
-            Opened::new(candidate, Needs::one(Speculation::Off), &this_machine()?)?.text()
+            let needs = Needs::one(Device::Auto, Speculation::Off);
+            Opened::new(candidate, needs, &this_machine()?)?.text()
         })
     }
 }
 
-fn check_device(device: Device) -> anyhow::Result<()> {
-    let name = match device {
-        Device::Auto | Device::Cpu | Device::Reference => return Ok(()),
-        Device::Metal => "metal",
-        Device::Cuda => "cuda",
-    };
-    bail!("--device {name} is not in this version yet; use --device cpu, which runs everywhere")
+/// The memory that holds model and state on a device.
+fn memory_of(device: Device) -> anyhow::Result<Machine> {
+    match device {
+        Device::Auto | Device::Cpu | Device::Reference => this_machine(),
+        Device::Cuda => cuda::memory(),
+        Device::Metal => bail!(
+            "--device metal is not in this version yet; use --device cpu, which runs everywhere"
+        ),
+    }
+}
+
+/// What state takes on a device.
+fn element_bytes(device: Device) -> usize {
+    if device == Device::Cuda { cuda::ELEMENT_BYTES } else { ELEMENT_BYTES }
 }
 
 /// A checkpoint of which headers alone were read, and that fits.
@@ -313,12 +322,13 @@ struct Needs {
     /// Sequences that run at once. They share KV pages for the context, and what the cache can spare.
     sequences: usize,
     speculation: Speculation,
+    device: Device,
 }
 
 impl Needs {
     /// One sequence of the usual length.
-    fn one(speculation: Speculation) -> Self {
-        Self { context: None, usual: CONTEXT_DEFAULT, sequences: 1, speculation }
+    fn one(device: Device, speculation: Speculation) -> Self {
+        Self { context: None, usual: CONTEXT_DEFAULT, sequences: 1, speculation, device }
     }
 }
 
@@ -332,7 +342,8 @@ impl<'a> Opened<'a> {
             sequences: wanted.sequences,
             checkpoint_slots: depth * wanted.sequences,
             drafting: depth > 0,
-            ..StateNeeds::one_sequence(0, ELEMENT_BYTES)
+            spare_slots: if wanted.device == Device::Cuda { wanted.sequences } else { 0 },
+            ..StateNeeds::one_sequence(0, element_bytes(wanted.device))
         };
         let usual = wanted.usual.min(shape.max_positions);
         let needs = plan(shape, weights, wanted.context, usual, needs, machine)
@@ -370,7 +381,7 @@ impl<'a> Opened<'a> {
         let used = MemoryPlan::new(&config.shape, weights, &needs).total();
         let budget = machine.limit().saturating_sub(used).min(budget);
         let size = needs.cache_size(&config.shape, budget);
-        let (runner, device) = start(args, network, &config.shape, size, needs.drafting)?;
+        let (runner, device) = start(args, network, &config.shape, size, &needs)?;
         let why = candidate.why;
         Ok(Loaded { config, runner, context, device, checkpoint, why })
     }
@@ -427,8 +438,13 @@ fn start(
     network: Network<CheckpointParts>,
     shape: &Shape,
     size: CacheSize,
-    drafting: bool,
+    needs: &StateNeeds,
 ) -> anyhow::Result<(Box<dyn Runner>, String)> {
+    let drafting = needs.drafting;
+    if args.device == Device::Cuda {
+        let size = RunnerSize { cache: size, sequences: needs.sequences, drafting };
+        return cuda::start(&network, shape, size);
+    }
     if args.device == Device::Reference {
         let ops = Reference::new(shape.clone(), size)?;
         return Ok((runner(ops, network, drafting)?, "f32 reference".to_owned()));

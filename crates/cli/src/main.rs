@@ -6,6 +6,7 @@
 
 mod args;
 mod chat;
+mod cuda;
 mod discover;
 mod docs;
 mod engine_args;

@@ -107,6 +107,8 @@ pub struct StateNeeds {
     pub sequences: usize,
     /// Slots set apart for states between drafts.
     pub checkpoint_slots: usize,
+    /// Slots that the device holds beside those, for what a step makes of the state that it reads.
+    pub spare_slots: usize,
     /// Bytes of a stored key or value, and of an element of the convolution window.
     pub element_bytes: usize,
     /// Whether the draft layer keeps keys and values too, and each slot the row that it starts from.
@@ -117,7 +119,8 @@ impl StateNeeds {
     /// One sequence without drafts.
     #[must_use]
     pub fn one_sequence(context: usize, element_bytes: usize) -> Self {
-        Self { context, sequences: 1, checkpoint_slots: 0, element_bytes, drafting: false }
+        let (checkpoint_slots, spare_slots, drafting) = (0, 0, false);
+        Self { context, sequences: 1, checkpoint_slots, spare_slots, element_bytes, drafting }
     }
 
     /// Bytes of a slot.
@@ -134,7 +137,8 @@ impl StateNeeds {
     }
 
     fn slots_bytes(&self, shape: &Shape) -> u64 {
-        (self.sequences + self.checkpoint_slots) as u64 * self.slot_bytes(shape)
+        let slots = self.sequences + self.checkpoint_slots + self.spare_slots;
+        slots as u64 * self.slot_bytes(shape)
     }
 
     fn kv_bytes(&self, shape: &Shape) -> u64 {

@@ -94,6 +94,16 @@ impl CudaDevice {
         Ok(self.context.name().map_err(driver_error("name the device"))?)
     }
 
+    /// Bytes of memory that nobody uses.
+    ///
+    /// # Errors
+    /// If the driver does not tell.
+    pub fn free_memory(&self) -> Result<u64, CudaError> {
+        let (free, _) =
+            self.context.mem_get_info().map_err(driver_error("tell how much memory there is"))?;
+        Ok(free as u64)
+    }
+
     /// Makes the context this thread's, as everything that follows needs it.
     fn bind(&self, label: &str) -> Result<(), DeviceError> {
         self.context.bind_to_thread().map_err(failed(label))

@@ -214,9 +214,15 @@ fn a_reader_that_leaves_is_no_error() {
 }
 
 #[test]
-fn devices_of_other_versions_are_named_so() {
-    for device in ["metal", "cuda"] {
-        let message = error(&["generate", SUM, "--device", device], "");
-        assert!(message.contains("not in this version yet"), "{message}");
-    }
+fn devices_that_are_not_there_are_named_so() {
+    let message = error(&["generate", SUM, "--device", "metal"], "");
+    assert!(message.contains("not in this version yet"), "{message}");
+    // No GPU is shown to it, whatever the machine has.
+    let mut command = calla(&["generate", SUM, "--device", "cuda"]);
+    let output = command.env("CUDA_VISIBLE_DEVICES", "").output().unwrap();
+    let message = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{message}");
+    assert!(message.contains("--device cpu runs everywhere"), "{message}");
+    let reason = ["NVIDIA driver", "CUDA device 0"].iter().any(|words| message.contains(words));
+    assert!(reason, "{message}");
 }
