@@ -17,9 +17,9 @@ pub(crate) fn run(skipped: &mut usize) -> Result<Outcome> {
     run_cargo(&[], &[], skipped)
 }
 
-/// Tests of `calla-gpu` that do not run with sanitizers: the demo's goldens would take three minutes, and each kernel
-/// has tests of its own.
-const NOT_SANITIZED: [&str; 1] = ["goldens"];
+/// Tests of `calla-gpu` that do not run with sanitizers: those of the whole demo would take many minutes, and `runner`
+/// has whole networks that are small.
+const NOT_SANITIZED: [&str; 4] = ["goldens", "engine", "drafts", "generation"];
 
 /// Runs the tests of `calla-gpu` once more, with kernels built with AddressSanitizer and an error for every access
 /// outside the ranges that a dispatch declares.
@@ -29,7 +29,8 @@ pub(crate) fn run_sanitized(skipped: &mut usize) -> Result<Outcome> {
     for file in fs::read_dir(root().join("crates/gpu/tests")).context("crates/gpu/tests")? {
         let path = file.context("crates/gpu/tests")?.path();
         let Some(stem) = path.file_stem().and_then(|stem| stem.to_str()) else { continue };
-        if path.is_file() && !NOT_SANITIZED.contains(&stem) {
+        let is_test = path.is_file() || path.join("main.rs").is_file();
+        if is_test && !NOT_SANITIZED.contains(&stem) {
             targets.extend(["--test".to_owned(), stem.to_owned()]);
         }
     }
