@@ -25,7 +25,7 @@ impl Model {
     /// Both kinds of layer, and state that moves through several of them.
     pub(crate) fn small(seed: u64) -> Self {
         let layers = vec![LayerKind::DeltaNet, LayerKind::Attention, LayerKind::DeltaNet];
-        Self { shape: Shape { layers, vocab_size: 300, mtp_layers: 0, ..shapes::small() }, seed }
+        Self { shape: Shape { layers, vocab_size: 300, ..shapes::small() }, seed }
     }
 
     pub(crate) fn network(&self) -> Network<CheckpointParts> {
@@ -48,7 +48,7 @@ impl Model {
 
 /// As many sequences a step as there are slots.
 pub(crate) fn runner_size() -> RunnerSize {
-    RunnerSize { cache: SIZE, sequences: SIZE.slots, drafting: false }
+    RunnerSize { cache: SIZE, sequences: SIZE.slots, drafting: true }
 }
 
 /// Tokens of a sequence, and where its state lies.
