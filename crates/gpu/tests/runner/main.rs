@@ -3,6 +3,7 @@
 #[path = "../common/mod.rs"]
 mod common;
 mod cuts;
+mod drafts;
 mod failures;
 mod growth;
 mod orders;

@@ -1,24 +1,26 @@
 //! A row's result is the same bits with whom it is batched, in whatever order, slots and pages.
 
-use crate::sequences::{Model, Part, Sequence, State, TestRunner, joined, require_same, step};
-use calla_ops::{Rows, Runner as _};
+use crate::sequences::{Model, Part, Sequence, State, joined, require_same, step};
+use calla_ops::{Rows, Runner};
 use calla_testkit::Random;
 
 /// More than a product of decode rows takes at once.
-const SEQUENCES: usize = 9;
-/// Prompts of odd lengths; two tokens more each.
-fn prompt_len(index: usize) -> usize {
+pub(crate) const SEQUENCES: usize = 9;
+
+/// Tokens of the prompt of a sequence, which has six more.
+pub(crate) fn prompt_len(index: usize) -> usize {
     [5, 1, 33, 64, 70, 2, 7, 31, 12][index]
 }
 
-struct Sequences {
-    all: Vec<Sequence>,
+/// Sequences over pages of their own.
+pub(crate) struct Sequences {
+    pub(crate) all: Vec<Sequence>,
     /// State after the prompt.
-    states: Vec<State>,
+    pub(crate) states: Vec<State>,
 }
 
 /// Sequences whose prompts were computed one by one.
-fn sequences(model: &Model, runner: &mut TestRunner) -> (Sequences, Vec<Rows>) {
+pub(crate) fn sequences(model: &Model, runner: &mut dyn Runner) -> (Sequences, Vec<Rows>) {
     let mut all = vec![];
     let mut page = 0;
     for index in 0..SEQUENCES {
@@ -36,13 +38,13 @@ fn sequences(model: &Model, runner: &mut TestRunner) -> (Sequences, Vec<Rows>) {
 }
 
 impl Sequences {
-    fn restore(&self, runner: &mut TestRunner) {
+    pub(crate) fn restore(&self, runner: &mut dyn Runner) {
         for (sequence, state) in self.all.iter().zip(&self.states) {
             sequence.restore(runner, state);
         }
     }
 
-    fn decode(&self, index: usize) -> Part<'_> {
+    pub(crate) fn decode(&self, index: usize) -> Part<'_> {
         self.all[index].decode(prompt_len(index)..prompt_len(index) + 1)
     }
 }
