@@ -205,8 +205,10 @@ impl AvailableIsa {
 }
 
 /// Where the 16 first values of a `BITS`-bit stream lie.
+#[cfg(target_arch = "x86_64")]
 pub(crate) struct StreamLayout<const BITS: usize>;
 
+#[cfg(target_arch = "x86_64")]
 impl<const BITS: usize> StreamLayout<BITS> {
     /// Byte shuffle that brings the two bytes around value i into 32-bit lane i. 0x80 yields zero.
     pub(crate) const SHUFFLE: [u8; 64] = {
