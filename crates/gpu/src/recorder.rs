@@ -15,12 +15,14 @@ pub use generate::{Feedback, record_generation};
 pub use prefill::Prefill;
 pub use tape::{Bindings, Chosen};
 
-use crate::plan::Recording;
+use crate::plan::{Part, Recording};
 use crate::products::Product;
 use crate::tensor::{Dtype, Tensor};
 use crate::weights::GpuParts;
+use calla_model::network::{Attention, DeltaNet};
 use calla_model::{Network, Shape};
 use calla_ops::forward::residual_stream;
+use calla_ops::ops::{AttentionInputs, DeltaInputs};
 use calla_ops::{Batch, LayerOps, SpanKind};
 use tape::Tape;
 
@@ -70,9 +72,49 @@ trait Recorder<'a>: LayerOps<Parts = GpuParts, Tensor = Tensor, Routing = Chosen
     /// What is recorded.
     fn tape(&mut self) -> &mut Tape<'a>;
 
+    /// Products with rows of the residual stream after their norm.
+    fn normed_products(&mut self, x: Tensor, norm: Tensor, products: &[Product<'_>]);
+
     /// Products with activations.
     fn products(&mut self, x: Tensor, products: &[Product<'_>], add: bool);
 
     /// What was recorded.
     fn into_recording(self) -> Recording;
+}
+
+/// Norm and input projections of the next layer, a DeltaNet one. What the convolution takes is always bf16, and what decides
+/// over decays and writes f32.
+fn delta_in_proj<'a, R: Recorder<'a>>(
+    recorder: &mut R,
+    x: Tensor,
+    norm: Tensor,
+    weights: &DeltaNet<GpuParts>,
+) -> DeltaInputs<Tensor> {
+    recorder.tape().next_layer(Part::DeltaNet);
+    let matrices = [
+        (&weights.in_proj_qkv, Dtype::Bf16),
+        (&weights.in_proj_z, R::ACTIVATIONS),
+        (&weights.in_proj_b, Dtype::F32),
+        (&weights.in_proj_a, Dtype::F32),
+    ];
+    let products = recorder.tape().products(x.rows, matrices);
+    recorder.normed_products(x, norm, &products);
+    let [qkv, z, b, a] = products.map(|product| product.out);
+    DeltaInputs { qkv, z, b, a }
+}
+
+/// Norm and input projections of the next layer, an attention one.
+fn attention_in_proj<'a, R: Recorder<'a>>(
+    recorder: &mut R,
+    x: Tensor,
+    norm: Tensor,
+    weights: &Attention<GpuParts>,
+) -> AttentionInputs<Tensor> {
+    recorder.tape().next_layer(Part::Attention);
+    let matrices = [&weights.q_proj, &weights.k_proj, &weights.v_proj];
+    let matrices = matrices.map(|matrix| (matrix, R::ACTIVATIONS));
+    let products = recorder.tape().products(x.rows, matrices);
+    recorder.normed_products(x, norm, &products);
+    let [q_gate, k, v] = products.map(|product| product.out);
+    AttentionInputs { q_gate, k, v }
 }

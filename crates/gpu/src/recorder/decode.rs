@@ -52,20 +52,7 @@ impl LayerOps for Decode<'_> {
         norm: &Tensor,
         weights: &DeltaNet<GpuParts>,
     ) -> DeltaInputs<Tensor> {
-        self.0.next_layer(Part::DeltaNet);
-        let DeltaNet { in_proj_qkv, in_proj_z, in_proj_b, in_proj_a, .. } = weights;
-        let [qkv, z, b, a] = self.0.outputs(
-            x.rows,
-            [
-                (in_proj_qkv, Dtype::Bf16),
-                (in_proj_z, Dtype::F32),
-                (in_proj_b, Dtype::F32),
-                (in_proj_a, Dtype::F32),
-            ],
-        );
-        let products = [(in_proj_qkv, qkv), (in_proj_z, z), (in_proj_b, b), (in_proj_a, a)];
-        self.multiply(self.normed(*x, *norm), &products.map(product), false);
-        DeltaInputs { qkv, z, b, a }
+        super::delta_in_proj(self, *x, *norm, weights)
     }
 
     fn delta_step(
@@ -102,13 +89,7 @@ impl LayerOps for Decode<'_> {
         norm: &Tensor,
         weights: &Attention<GpuParts>,
     ) -> AttentionInputs<Tensor> {
-        self.0.next_layer(Part::Attention);
-        let matrices = [&weights.q_proj, &weights.k_proj, &weights.v_proj];
-        let outputs = self.0.outputs(x.rows, matrices.map(|matrix| (matrix, Dtype::F32)));
-        let [q_gate, k, v] = outputs;
-        let products = [(matrices[0], q_gate), (matrices[1], k), (matrices[2], v)];
-        self.multiply(self.normed(*x, *norm), &products.map(product), false);
-        AttentionInputs { q_gate, k, v }
+        super::attention_in_proj(self, *x, *norm, weights)
     }
 
     fn attend(
@@ -146,11 +127,9 @@ impl LayerOps for Decode<'_> {
         weights: &Moe<GpuParts>,
     ) -> Routed<Tensor, Chosen> {
         self.0.same_layer(Part::Moe);
-        let matrices = [&weights.gate, &weights.shared_expert_gate];
-        let [logits, shared_gate] =
-            self.0.outputs(x.rows, matrices.map(|matrix| (matrix, Dtype::F32)));
-        let products = [(matrices[0], logits), (matrices[1], shared_gate)];
-        self.multiply(self.normed(*x, *norm), &products.map(product), false);
+        let products = self.0.router_products(x.rows, weights);
+        self.normed_products(*x, *norm, &products);
+        let [logits, shared_gate] = products.map(|product| product.out);
         let routing = self.0.routing(x.rows);
         // The experts' products norm the rows and choose the experts themselves.
         Routed {
@@ -208,6 +187,10 @@ impl<'a> Recorder<'a> for Decode<'a> {
 
     fn tape(&mut self) -> &mut Tape<'a> {
         &mut self.0
+    }
+
+    fn normed_products(&mut self, x: Tensor, norm: Tensor, products: &[Product<'_>]) {
+        self.multiply(self.normed(x, norm), products, false);
     }
 
     fn products(&mut self, x: Tensor, products: &[Product<'_>], add: bool) {

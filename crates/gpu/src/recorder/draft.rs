@@ -4,7 +4,7 @@
 
 use super::Recorder;
 use super::decode::Decode;
-use super::tape::{Bindings, Tape, product};
+use super::tape::{Bindings, Tape};
 use crate::argmax::argmax;
 use crate::mtp_rows::{keep_rows, previous_rows, side_by_side};
 use crate::plan::{Part, Recording};
@@ -97,7 +97,7 @@ fn layer_input<'a, R: Recorder<'a>>(
     let hidden = tape.rms_norm(hidden, mtp.pre_fc_norm_hidden, R::ACTIVATIONS);
     let joined = tape.tensor(hidden.rows, 2 * tape.shape.hidden, R::ACTIVATIONS);
     tape.push(side_by_side(embedded, hidden, joined));
-    let [x] = tape.outputs(hidden.rows, [(&mtp.fc, Dtype::F32)]);
-    recorder.products(joined, &[product((&mtp.fc, x))], false);
-    x
+    let fc = tape.products(hidden.rows, [(&mtp.fc, Dtype::F32)]);
+    recorder.products(joined, &fc, false);
+    fc[0].out
 }

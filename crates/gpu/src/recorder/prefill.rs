@@ -55,21 +55,7 @@ impl LayerOps for Prefill<'_> {
         norm: &Tensor,
         weights: &DeltaNet<GpuParts>,
     ) -> DeltaInputs<Tensor> {
-        self.0.next_layer(Part::DeltaNet);
-        let h = self.0.rms_norm(*x, *norm, Dtype::Bf16);
-        let DeltaNet { in_proj_qkv, in_proj_z, in_proj_b, in_proj_a, .. } = weights;
-        let [qkv, z, b, a] = self.0.outputs(
-            x.rows,
-            [
-                (in_proj_qkv, Dtype::Bf16),
-                (in_proj_z, Dtype::Bf16),
-                (in_proj_b, Dtype::F32),
-                (in_proj_a, Dtype::F32),
-            ],
-        );
-        let products = [(in_proj_qkv, qkv), (in_proj_z, z), (in_proj_b, b), (in_proj_a, a)];
-        self.products(h, &products.map(product), false);
-        DeltaInputs { qkv, z, b, a }
+        super::delta_in_proj(self, *x, *norm, weights)
     }
 
     fn delta_step(
@@ -117,14 +103,7 @@ impl LayerOps for Prefill<'_> {
         norm: &Tensor,
         weights: &Attention<GpuParts>,
     ) -> AttentionInputs<Tensor> {
-        self.0.next_layer(Part::Attention);
-        let h = self.0.rms_norm(*x, *norm, Dtype::Bf16);
-        let matrices = [&weights.q_proj, &weights.k_proj, &weights.v_proj];
-        let outputs = self.0.outputs(x.rows, matrices.map(|matrix| (matrix, Dtype::Bf16)));
-        let [q_gate, k, v] = outputs;
-        let products = [(matrices[0], q_gate), (matrices[1], k), (matrices[2], v)];
-        self.products(h, &products.map(product), false);
-        AttentionInputs { q_gate, k, v }
+        super::attention_in_proj(self, *x, *norm, weights)
     }
 
     fn attend(
@@ -156,11 +135,9 @@ impl LayerOps for Prefill<'_> {
         self.0.same_layer(Part::Moe);
         let shape = self.0.shape;
         let h = self.0.rms_norm(*x, *norm, Dtype::Bf16);
-        let matrices = [&weights.gate, &weights.shared_expert_gate];
-        let outputs = self.0.outputs(x.rows, matrices.map(|matrix| (matrix, Dtype::F32)));
-        let [logits, shared_gate] = outputs;
-        let products = [(matrices[0], logits), (matrices[1], shared_gate)];
-        self.products(h, &products.map(product), false);
+        let products = self.0.router_products(x.rows, weights);
+        self.products(h, &products, false);
+        let [logits, shared_gate] = products.map(|product| product.out);
         let routing = self.0.routing(x.rows);
         self.0.push(top_k(shape, logits, &routing));
         let pairs = routing.pairs();
@@ -223,6 +200,11 @@ impl<'a> Recorder<'a> for Prefill<'a> {
 
     fn tape(&mut self) -> &mut Tape<'a> {
         &mut self.0
+    }
+
+    fn normed_products(&mut self, x: Tensor, norm: Tensor, products: &[Product<'_>]) {
+        let h = self.0.rms_norm(x, norm, Dtype::Bf16);
+        self.products(h, products, false);
     }
 
     fn products(&mut self, x: Tensor, products: &[Product<'_>], add: bool) {

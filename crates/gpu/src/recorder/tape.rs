@@ -15,7 +15,7 @@ use crate::state::{DeltaSlots, KvPool};
 use crate::tables::Tables;
 use crate::tensor::{Dtype, Tensor};
 use crate::weights::{GpuMatrix, GpuParts};
-use calla_model::network::Attention;
+use calla_model::network::{Attention, Moe};
 use calla_model::{LayerKind, Shape};
 use calla_ops::ops::AttentionInputs;
 
@@ -117,13 +117,26 @@ impl<'a> Tape<'a> {
         self.recording.tensor(rows, width(cols), dtype)
     }
 
-    /// The outputs of `matrices` for `rows` rows, of a type each.
-    pub(super) fn outputs<const N: usize>(
+    /// Products of `rows` rows with `matrices`, into new tensors of a type each.
+    pub(super) fn products<'w, const N: usize>(
         &mut self,
         rows: u32,
-        matrices: [(&GpuMatrix, Dtype); N],
-    ) -> [Tensor; N] {
-        matrices.map(|(matrix, dtype)| self.recording.tensor(rows, matrix.rows, dtype))
+        matrices: [(&'w GpuMatrix, Dtype); N],
+    ) -> [Product<'w>; N] {
+        matrices.map(|(weight, dtype)| {
+            let out = self.recording.tensor(rows, weight.rows, dtype);
+            Product { weight, out }
+        })
+    }
+
+    /// Those with the router and the gate of the shared expert.
+    pub(super) fn router_products<'w>(
+        &mut self,
+        rows: u32,
+        weights: &'w Moe<GpuParts>,
+    ) -> [Product<'w>; 2] {
+        let matrices = [&weights.gate, &weights.shared_expert_gate];
+        self.products(rows, matrices.map(|matrix| (matrix, Dtype::F32)))
     }
 
     pub(super) fn embed(&mut self, table: &GpuMatrix, rows: usize) -> Tensor {
