@@ -65,14 +65,9 @@ impl Estimate {
     ) -> Result<Plan, EstimateError> {
         let pages = context.div_ceil(PAGE_TOKENS);
         let size = CacheSize { pages: sequences * pages, slots: sequences };
-        let span = |i: usize| Span {
-            kind,
-            rows: i * rows..(i + 1) * rows,
-            position: context - rows,
-            slot: i,
-            pages: (i * pages..(i + 1) * pages).collect(),
-            checkpoints: vec![],
-            cuts: vec![],
+        let span = |i: usize| {
+            let pages = (i * pages..(i + 1) * pages).collect();
+            Span::new(kind, i * rows..(i + 1) * rows, context - rows, i, pages)
         };
         let spans: Vec<Span> = (0..sequences).map(span).collect();
         let outputs = spans.iter().map(|span| span.rows.end - 1).collect();

@@ -3,6 +3,7 @@
 use crate::device::{Device, DeviceError};
 use crate::layout::Layout;
 use crate::limits::{self, GROUP, ShapeLimit};
+use crate::shape_constants::width;
 use crate::tensor::{Range, Tensor};
 use crate::weights::{GpuExperts, GpuMatrix, GpuParts};
 use calla_model::network::{CheckpointParts, Source};
@@ -168,7 +169,7 @@ impl Source<GpuParts> for Placed<'_> {
             .ok_or_else(|| missing(&name, &[count, rows, cols]))?;
         let matrices: Vec<&Matrix> = experts.iter().collect();
         let stacked = self.stacked(&name, &matrices)?;
-        Ok(GpuExperts { count: stacked.rows / crate::shape_constants::width(rows), stacked })
+        Ok(GpuExperts { count: width(count), stacked })
     }
 
     fn vector(&mut self, name: &str, _: VectorKind, len: usize) -> Result<Tensor, UploadError> {
