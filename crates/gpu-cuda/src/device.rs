@@ -7,20 +7,16 @@ use crate::library::Library;
 use crate::memory::Buffer;
 use crate::module::Module;
 use crate::options::Options;
-use calla_gpu::{BufferId, Device, DeviceError, Dispatch, Range, check};
+use calla_gpu::{BufferId, Device, DeviceError, Dispatch, Pipelines, Range, check};
 use cudarc::driver::result::{self, DriverError};
 use cudarc::driver::sys::{self, CUdeviceptr};
 use cudarc::driver::{CudaContext, CudaStream};
-use std::collections::HashMap;
 use std::sync::Arc;
 
 /// Most threadgroups in each dimension.
 const MAX_GRID: [u32; 3] = [0x7fff_ffff, 0xffff, 0xffff];
 /// Most threads of a threadgroup, whatever registers it needs: kernels are compiled for no more.
 const MAX_THREADS: u32 = 256;
-
-/// Pipelines of an entry point, each with its function constants as dispatches give them.
-type Variants = Vec<(Vec<(u32, u32)>, Module)>;
 
 /// Runs kernels on an NVIDIA GPU.
 #[derive(Debug)]
@@ -30,7 +26,7 @@ pub struct CudaDevice {
     compiler: Compiler,
     cache: Cache,
     library: Library,
-    pipelines: HashMap<&'static str, Variants>,
+    pipelines: Pipelines<Module>,
     /// By their ids; those that were released are `None`.
     buffers: Vec<Option<Buffer>>,
     // Last: what is above uses them to the end.
@@ -79,7 +75,7 @@ impl CudaDevice {
             compiler,
             cache,
             library,
-            pipelines: HashMap::new(),
+            pipelines: Pipelines::default(),
             buffers: vec![],
             stream,
             context,
@@ -124,12 +120,6 @@ impl CudaDevice {
         Ok(self.buffer(id)?.address + range.start)
     }
 
-    fn pipeline(&self, dispatch: &Dispatch) -> Option<&Module> {
-        let variants = self.pipelines.get(dispatch.entry)?;
-        let same = variants.iter().find(|(constants, _)| *constants == dispatch.constants);
-        same.map(|(_, module)| module)
-    }
-
     /// Loads all pipelines that `dispatches` need and that are not there yet.
     fn load(&mut self, dispatches: &[Dispatch]) -> Result<(), DeviceError> {
         let mut wanted: Vec<usize> = vec![];
@@ -138,7 +128,7 @@ impl CudaDevice {
                 let other: &Dispatch = &dispatches[other];
                 other.entry == dispatch.entry && other.constants == dispatch.constants
             };
-            if self.pipeline(dispatch).is_none() && !wanted.iter().any(same) {
+            if self.pipelines.get(dispatch).is_none() && !wanted.iter().any(same) {
                 wanted.push(index);
             }
         }
@@ -158,8 +148,7 @@ impl CudaDevice {
             let Some((_, entry)) = self.library.entry(dispatch.entry) else { continue };
             let module = Module::load(&self.context, entry, &compiled.code)
                 .map_err(failed(&format!("loading {}", dispatch.entry)))?;
-            let variants = self.pipelines.entry(dispatch.entry).or_default();
-            variants.push((dispatch.constants.clone(), module));
+            self.pipelines.insert(dispatch, module);
         }
         Ok(())
     }
@@ -167,7 +156,7 @@ impl CudaDevice {
     fn start(&self, dispatch: &Dispatch) -> Result<(), DeviceError> {
         let entry = || dispatch.label.clone();
         let kernel_error = |reason| DeviceError::Kernel { entry: entry(), reason };
-        let found = self.library.entry(dispatch.entry).zip(self.pipeline(dispatch));
+        let found = self.library.entry(dispatch.entry).zip(self.pipelines.get(dispatch));
         let Some(((file, _), module)) = found else {
             return Err(kernel_error("it was not loaded".to_owned()));
         };
@@ -201,17 +190,14 @@ impl CudaDevice {
 
     /// Address of a range for a copy of `len` bytes.
     fn copied(&self, label: &str, range: Range, len: usize) -> Result<CUdeviceptr, DeviceError> {
-        let failed = |reason| DeviceError::Failed { label: label.to_owned(), reason };
-        if range.len != len as u64 {
-            return Err(failed(format!("{len} bytes are given for a range of {}", range.len)));
-        }
-        self.address(range).map_err(failed)
+        let address = check::copied(range, len).and_then(|()| self.address(range));
+        address.map_err(|reason| DeviceError::failed(label, reason))
     }
 }
 
 fn failed(label: &str) -> impl FnOnce(DriverError) -> DeviceError {
     let label = label.to_owned();
-    |error| DeviceError::Failed { label, reason: describe(&error) }
+    |error| DeviceError::failed(label, describe(&error))
 }
 
 impl Device for CudaDevice {
@@ -240,8 +226,7 @@ impl Device for CudaDevice {
         let label = "a release";
         self.bind(label)?;
         self.stream.synchronize().map_err(failed(label))?;
-        let failed = |reason| DeviceError::Failed { label: label.to_owned(), reason };
-        self.buffer(buffer).map_err(failed)?;
+        self.buffer(buffer).map_err(|reason| DeviceError::failed(label, reason))?;
         self.buffers[buffer.0 as usize] = None;
         Ok(())
     }
@@ -265,27 +250,17 @@ impl Device for CudaDevice {
     }
 
     fn run(&mut self, dispatches: &[Dispatch], stages: &[usize]) -> Result<(), DeviceError> {
-        let count: usize = stages.iter().sum();
-        if count != dispatches.len() {
-            let reason = format!("stages hold {count} dispatches of {}", dispatches.len());
-            return Err(DeviceError::Failed { label: "a plan".to_owned(), reason });
-        }
+        let stages = check::stages(dispatches, stages)?;
         self.bind("a plan")?;
         self.load(dispatches)?;
-        let mut rest = dispatches;
-        for &count in stages {
-            let (stage, later) = rest.split_at(count);
+        for stage in stages {
             if cfg!(debug_assertions) {
-                check::stage(stage).map_err(|reason| DeviceError::Kernel {
-                    entry: stage.first().map_or("a stage", |dispatch| dispatch.entry).to_owned(),
-                    reason,
-                })?;
+                check::stage(stage)?;
             }
             // One after the other, as the stream has it: correct whatever a stage holds.
             for dispatch in stage {
                 self.start(dispatch)?;
             }
-            rest = later;
         }
         Ok(())
     }

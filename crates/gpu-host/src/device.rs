@@ -107,7 +107,7 @@ impl HostDevice {
 
     fn run_one(&mut self, dispatch: &Dispatch) -> Result<(), DeviceError> {
         let kernel_error = |reason| DeviceError::Kernel { entry: dispatch.label.clone(), reason };
-        let failed = |reason: String| DeviceError::Failed { label: dispatch.label.clone(), reason };
+        let failed = |reason: String| DeviceError::failed(&dispatch.label, reason);
         self.executor().map_err(|error| failed(error.to_string()))?;
         let Some(executor) = self.executor.as_mut() else {
             return Err(failed("there is no executor".to_owned()));
@@ -175,8 +175,7 @@ impl Device for HostDevice {
     }
 
     fn release(&mut self, buffer: BufferId) -> Result<(), DeviceError> {
-        let failed = |reason| DeviceError::Failed { label: "a release".to_owned(), reason };
-        self.memory.release(buffer.0).map_err(failed)
+        self.memory.release(buffer.0).map_err(|reason| DeviceError::failed("a release", reason))
     }
 
     fn write(&mut self, range: Range, bytes: &[u8]) -> Result<(), DeviceError> {
@@ -192,24 +191,14 @@ impl Device for HostDevice {
     }
 
     fn run(&mut self, dispatches: &[Dispatch], stages: &[usize]) -> Result<(), DeviceError> {
-        let count: usize = stages.iter().sum();
-        if count != dispatches.len() {
-            let reason = format!("stages hold {count} dispatches of {}", dispatches.len());
-            return Err(DeviceError::Failed { label: "a plan".to_owned(), reason });
-        }
+        let stages = check::stages(dispatches, stages)?;
         let entries: Vec<&str> = dispatches.iter().map(|dispatch| dispatch.entry).collect();
         self.compile(&entries)?;
-        let mut rest = dispatches;
-        for &count in stages {
-            let (stage, later) = rest.split_at(count);
-            check::stage(stage).map_err(|reason| DeviceError::Kernel {
-                entry: stage.first().map_or("a stage", |dispatch| dispatch.entry).to_owned(),
-                reason,
-            })?;
+        for stage in stages {
+            check::stage(stage)?;
             for dispatch in stage {
                 self.run_one(dispatch)?;
             }
-            rest = later;
         }
         Ok(())
     }
@@ -218,11 +207,9 @@ impl Device for HostDevice {
 impl HostDevice {
     /// The bytes of a range, `len` of them.
     fn bytes(&mut self, what: &str, range: Range, len: usize) -> Result<&mut [u8], DeviceError> {
-        let failed = |reason| DeviceError::Failed { label: what.to_owned(), reason };
-        let place = self.memory.place(range).map_err(failed)?;
-        if range.len != len as u64 {
-            return Err(failed(format!("{len} bytes are given for a range of {}", range.len)));
-        }
+        let place = self.memory.place(range);
+        let place = place.and_then(|place| check::copied(range, len).map(|()| place));
+        let place = place.map_err(|reason| DeviceError::failed(what, reason))?;
         Ok(self.memory.bytes(place))
     }
 }

@@ -6,7 +6,7 @@ use crate::fault::Fault;
 use crate::inline::inline;
 use crate::pace::Pace;
 use calla_gpu::sources::{HEADERS, KERNELS, METAL4_HEADERS, METAL4_KERNELS, Source};
-use calla_gpu::{BufferId, Device, DeviceError, Dispatch, Place, Range};
+use calla_gpu::{BufferId, Device, DeviceError, Dispatch, Pipelines, Range, check};
 use std::collections::{HashMap, VecDeque};
 
 /// Name of the device in errors.
@@ -53,17 +53,13 @@ pub struct MetalDevice<A: Api> {
     libraries: Vec<A::Library>,
     /// Index of the library that has an entry point.
     library_of: HashMap<String, usize>,
-    pipelines: HashMap<PipelineKey, Pipeline<A::Pipeline>>,
-    /// By id; a released one leaves its place empty, so that no id means two buffers.
-    buffers: Vec<Option<Buffer<A::Buffer>>>,
+    pipelines: Pipelines<Pipeline<A::Pipeline>>,
+    buffers: Buffers<A::Buffer>,
     allocated: u64,
     pace: Pace,
     /// The last that a command buffer failed with.
     fault: Option<Fault>,
 }
-
-/// Entry point and function constants.
-type PipelineKey = (&'static str, Vec<(u32, u32)>);
 
 struct Pipeline<P> {
     pipeline: P,
@@ -73,6 +69,35 @@ struct Pipeline<P> {
 struct Buffer<B> {
     buffer: B,
     bytes: u64,
+}
+
+/// By id; a released one leaves its place empty, so that no id means two buffers.
+struct Buffers<B>(Vec<Option<Buffer<B>>>);
+
+impl<B> Buffers<B> {
+    fn get(&self, id: BufferId) -> Result<&Buffer<B>, String> {
+        let buffer = self.0.get(id.0 as usize).and_then(Option::as_ref);
+        buffer.ok_or_else(|| format!("there is no buffer {}", id.0))
+    }
+
+    /// The buffer of a range that lies within it.
+    fn of(&self, range: Range) -> Result<&Buffer<B>, String> {
+        // The address of what is bound has to lie in the buffer, even if no byte of it is used.
+        let range = Range { len: range.len.max(1), ..range };
+        self.get(check::range(range, &|id| Ok(self.get(id)?.bytes))?)
+    }
+
+    /// The buffer that a copy of `len` bytes concerns; `None` if there is nothing to copy.
+    fn copied(
+        &self,
+        what: &str,
+        range: Range,
+        len: usize,
+    ) -> Result<Option<&Buffer<B>>, DeviceError> {
+        let found = check::copied(range, len);
+        let found = found.and_then(|()| (len > 0).then(|| self.of(range)).transpose());
+        found.map_err(|reason| DeviceError::failed(what, reason))
+    }
 }
 
 /// A command buffer that was committed.
@@ -94,8 +119,8 @@ impl<A: Api> MetalDevice<A> {
             api,
             libraries: vec![],
             library_of: HashMap::new(),
-            pipelines: HashMap::new(),
-            buffers: vec![],
+            pipelines: Pipelines::default(),
+            buffers: Buffers(vec![]),
             allocated: 0,
             pace: Pace::default(),
             fault: None,
@@ -148,8 +173,7 @@ impl<A: Api> MetalDevice<A> {
 
     /// Makes the pipeline of a dispatch, unless it is there.
     fn prepare(&mut self, dispatch: &Dispatch) -> Result<(), String> {
-        let key = (dispatch.entry, dispatch.constants.clone());
-        if self.pipelines.contains_key(&key) {
+        if self.pipelines.get(dispatch).is_some() {
             return Ok(());
         }
         let library = self.library_of.get(dispatch.entry).ok_or("no kernel has this name")?;
@@ -166,15 +190,14 @@ impl<A: Api> MetalDevice<A> {
             return Err(format!("it takes {bytes} bytes of threadgroup memory of {most}"));
         }
         let threads = limits.threads.min(self.api.capabilities().threads);
-        self.pipelines.insert(key, Pipeline { pipeline, threads });
+        self.pipelines.insert(dispatch, Pipeline { pipeline, threads });
         Ok(())
     }
 
     /// Whether a dispatch can be encoded: what Metal itself would abort the program for.
     fn check(&self, dispatch: &Dispatch) -> Result<(), String> {
         let threads: u64 = dispatch.threads.iter().map(|&n| u64::from(n)).product();
-        let key = (dispatch.entry, dispatch.constants.clone());
-        let most = self.pipelines.get(&key).map_or(0, |pipeline| pipeline.threads);
+        let most = self.pipelines.get(dispatch).map_or(0, |pipeline| pipeline.threads);
         if threads == 0 || threads > most {
             let given = dispatch.threads;
             return Err(format!("{given:?} threads in a threadgroup; it runs with at most {most}"));
@@ -187,29 +210,10 @@ impl<A: Api> MetalDevice<A> {
             return Err(format!("{bytes} bytes of parameters; Metal takes {BYTES_MAX}"));
         }
         for (index, binding) in dispatch.bindings.iter().enumerate() {
-            let range = self.range(binding.range);
+            let range = self.buffers.of(binding.range);
             range.map_err(|reason| format!("buffer {index}: {reason}"))?;
         }
         Ok(())
-    }
-
-    /// The buffer of a range that lies within it.
-    fn range(&self, range: Range) -> Result<&Buffer<A::Buffer>, String> {
-        let Place::Buffer(id) = range.place else {
-            return Err(format!("{:?} was given no place in a buffer", range.place));
-        };
-        let buffer = self.buffers.get(id.0 as usize).and_then(Option::as_ref);
-        let buffer = buffer.ok_or_else(|| format!("there is no buffer {}", id.0))?;
-        let Range { start, len, .. } = range;
-        // The address of what is bound has to lie in the buffer, even if no byte of it is used.
-        let end = start.checked_add(len.max(1));
-        if end.is_none_or(|end| end > buffer.bytes) {
-            return Err(format!(
-                "{len} bytes from {start} on end after its {} bytes",
-                buffer.bytes
-            ));
-        }
-        Ok(buffer)
     }
 
     /// Encodes stages into a command buffer and commits it.
@@ -219,8 +223,7 @@ impl<A: Api> MetalDevice<A> {
         stages: &[usize],
     ) -> Result<UnderWay<A::CommandBuffer>, DeviceError> {
         let label = dispatches.first().map_or_else(String::new, |first| first.label.clone());
-        let failed =
-            |reason: &str| DeviceError::Failed { label: label.clone(), reason: reason.to_owned() };
+        let failed = |reason: &str| DeviceError::failed(&label, reason);
         let commands = self.api.command_buffer(&label);
         let commands = commands.ok_or_else(|| failed("Metal gives no command buffer"))?;
         let encoder = self.api.encoder(&commands, &label);
@@ -245,17 +248,12 @@ impl<A: Api> MetalDevice<A> {
     /// Encodes a dispatch that [`Self::check`] has passed.
     fn encode(&mut self, encoder: &A::Encoder, dispatch: &Dispatch) {
         let Self { api, pipelines, buffers, .. } = self;
-        let key = (dispatch.entry, dispatch.constants.clone());
         api.describe(encoder, dispatch);
-        let pipeline = pipelines.get(&key).expect("`prepare` has made it");
+        let pipeline = pipelines.get(dispatch).expect("`prepare` has made it");
         api.set_pipeline(encoder, &pipeline.pipeline);
         let mut index = 0;
         for binding in &dispatch.bindings {
-            let Place::Buffer(id) = binding.range.place else {
-                unreachable!("`check` requires places in buffers")
-            };
-            let buffer =
-                buffers[id.0 as usize].as_ref().expect("`check` requires that it is there");
+            let buffer = buffers.of(binding.range).expect("`check` requires that it is there");
             api.set_buffer(encoder, index, &buffer.buffer, binding.range.start);
             index += 1;
         }
@@ -274,10 +272,8 @@ impl<A: Api> MetalDevice<A> {
         match self.api.wait(under_way.commands) {
             Ok(ended) => self.pace.measured(under_way.work, ended.gpu_seconds),
             Err(fault) if result.is_ok() => {
-                *result = Err(DeviceError::Failed {
-                    label: format!("a command buffer from {} on", under_way.label),
-                    reason: fault.to_string(),
-                });
+                let label = format!("a command buffer from {} on", under_way.label);
+                *result = Err(DeviceError::failed(label, fault.to_string()));
                 self.fault = Some(fault);
             }
             // What followed a failure fails too, or computes with what that left.
@@ -287,10 +283,9 @@ impl<A: Api> MetalDevice<A> {
 
     fn require_usable(&self, what: &str) -> Result<(), DeviceError> {
         match &self.fault {
-            Some(fault) if fault.is_final() => Err(DeviceError::Failed {
-                label: what.to_owned(),
-                reason: format!("the GPU was lost before: {fault}"),
-            }),
+            Some(fault) if fault.is_final() => {
+                Err(DeviceError::failed(what, format!("the GPU was lost before: {fault}")))
+            }
             _ => Ok(()),
         }
     }
@@ -309,15 +304,15 @@ impl<A: Api> Device for MetalDevice<A> {
         }
         let buffer = self.api.buffer(label, rounded).ok_or_else(no_memory)?;
         self.allocated = all;
-        self.buffers.push(Some(Buffer { buffer, bytes: rounded }));
-        Ok(BufferId(self.buffers.len() as u32 - 1))
+        self.buffers.0.push(Some(Buffer { buffer, bytes: rounded }));
+        Ok(BufferId(self.buffers.0.len() as u32 - 1))
     }
 
     fn release(&mut self, buffer: BufferId) -> Result<(), DeviceError> {
-        let taken = self.buffers.get_mut(buffer.0 as usize).and_then(Option::take);
+        let taken = self.buffers.0.get_mut(buffer.0 as usize).and_then(Option::take);
         let Some(taken) = taken else {
             let reason = format!("there is no buffer {}", buffer.0);
-            return Err(DeviceError::Failed { label: "a release".to_owned(), reason });
+            return Err(DeviceError::failed("a release", reason));
         };
         // `run` waits for all that it commits: nothing uses it.
         self.api.release(taken.buffer);
@@ -326,48 +321,22 @@ impl<A: Api> Device for MetalDevice<A> {
     }
 
     fn write(&mut self, range: Range, bytes: &[u8]) -> Result<(), DeviceError> {
-        let failed = |reason| DeviceError::Failed { label: "a write".to_owned(), reason };
-        if range.len != bytes.len() as u64 {
-            let given = bytes.len();
-            return Err(failed(format!("{given} bytes are given for a range of {}", range.len)));
-        }
-        if range.len == 0 {
-            return Ok(());
-        }
-        self.range(range).map_err(failed)?;
-        let Self { api, buffers, .. } = self;
-        let Place::Buffer(id) = range.place else { return Ok(()) };
-        if let Some(buffer) = buffers.get(id.0 as usize).and_then(Option::as_ref) {
-            api.write(&buffer.buffer, range.start, bytes);
+        if let Some(buffer) = self.buffers.copied("a write", range, bytes.len())? {
+            self.api.write(&buffer.buffer, range.start, bytes);
         }
         Ok(())
     }
 
     fn read(&mut self, range: Range, bytes: &mut [u8]) -> Result<(), DeviceError> {
-        let failed = |reason| DeviceError::Failed { label: "a read".to_owned(), reason };
-        if range.len != bytes.len() as u64 {
-            let asked = bytes.len();
-            return Err(failed(format!("{asked} bytes are asked for of a range of {}", range.len)));
-        }
-        if range.len == 0 {
-            return Ok(());
-        }
-        self.range(range).map_err(failed)?;
-        let Self { api, buffers, .. } = self;
-        let Place::Buffer(id) = range.place else { return Ok(()) };
-        if let Some(buffer) = buffers.get(id.0 as usize).and_then(Option::as_ref) {
-            api.read(&buffer.buffer, range.start, bytes);
+        if let Some(buffer) = self.buffers.copied("a read", range, bytes.len())? {
+            self.api.read(&buffer.buffer, range.start, bytes);
         }
         Ok(())
     }
 
     fn run(&mut self, dispatches: &[Dispatch], stages: &[usize]) -> Result<(), DeviceError> {
         self.require_usable("a plan")?;
-        let count: usize = stages.iter().sum();
-        if count != dispatches.len() {
-            let reason = format!("stages hold {count} dispatches of {}", dispatches.len());
-            return Err(DeviceError::Failed { label: "a plan".to_owned(), reason });
-        }
+        check::stages(dispatches, stages).map(drop)?;
         // All of it before anything runs: then only the GPU can fail half way.
         for dispatch in dispatches {
             let checked = self.prepare(dispatch).and_then(|()| self.check(dispatch));

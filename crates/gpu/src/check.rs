@@ -1,5 +1,6 @@
 //! Whether a dispatch fits its kernel and its buffers, before it runs: what every driver asks.
 
+use crate::device::DeviceError;
 use crate::dispatch::{Access, Dispatch};
 use crate::tensor::{BufferId, Place, Range};
 use calla_msl::{FunctionConstant, Memory};
@@ -73,11 +74,39 @@ pub fn dispatch(
     Ok(())
 }
 
+/// The stages of a plan, in order; `stages` are their lengths.
+///
+/// # Errors
+/// If they do not hold all dispatches.
+pub fn stages<'a>(
+    dispatches: &'a [Dispatch],
+    stages: &'a [usize],
+) -> Result<impl Iterator<Item = &'a [Dispatch]>, DeviceError> {
+    let count: usize = stages.iter().sum();
+    if count != dispatches.len() {
+        let reason = format!("stages hold {count} dispatches of {}", dispatches.len());
+        return Err(DeviceError::failed("a plan", reason));
+    }
+    let mut rest = dispatches;
+    Ok(stages.iter().map(move |&count| {
+        let (stage, later) = rest.split_at(count);
+        rest = later;
+        stage
+    }))
+}
+
 /// Checks that dispatches of one stage leave each other's results alone.
 ///
 /// # Errors
 /// Names two that do not.
-pub fn stage(dispatches: &[Dispatch]) -> Result<(), String> {
+pub fn stage(dispatches: &[Dispatch]) -> Result<(), DeviceError> {
+    independent(dispatches).map_err(|reason| DeviceError::Kernel {
+        entry: dispatches.first().map_or("a stage", |dispatch| dispatch.entry).to_owned(),
+        reason,
+    })
+}
+
+fn independent(dispatches: &[Dispatch]) -> Result<(), String> {
     // Sorted by start, an overlap shows between neighbours once reads are kept apart from writes.
     let mut all: Vec<(Range, bool, usize)> = vec![];
     for (index, dispatch) in dispatches.iter().enumerate() {
@@ -156,6 +185,17 @@ pub fn range(
         return Err(format!("{bytes} bytes from {start} on end after its {len} bytes"));
     }
     Ok(id)
+}
+
+/// Checks that a copy of `len` bytes, from or to a buffer, is one of the whole range.
+///
+/// # Errors
+/// If it is not.
+pub fn copied(range: Range, len: usize) -> Result<(), String> {
+    if range.len == len as u64 {
+        return Ok(());
+    }
+    Err(format!("{len} bytes are given for a range of {}", range.len))
 }
 
 fn access(access: Access, memory: Memory) -> Result<(), String> {

@@ -56,7 +56,7 @@ impl Described {
             return Ok(());
         }
         let reason = format!("{range:?} is beyond the buffers");
-        Err(DeviceError::Failed { label: what.to_owned(), reason })
+        Err(DeviceError::failed(what, reason))
     }
 }
 
@@ -70,7 +70,7 @@ impl Device for Described {
             return Ok(());
         }
         let reason = format!("there is no buffer {}", buffer.0);
-        Err(DeviceError::Failed { label: "a release".to_owned(), reason })
+        Err(DeviceError::failed("a release", reason))
     }
 
     fn write(&mut self, range: Range, _: &[u8]) -> Result<(), DeviceError> {
@@ -79,7 +79,7 @@ impl Device for Described {
 
     fn read(&mut self, _: Range, _: &mut [u8]) -> Result<(), DeviceError> {
         let reason = "this device has no memory".to_owned();
-        Err(DeviceError::Failed { label: "a read".to_owned(), reason })
+        Err(DeviceError::failed("a read", reason))
     }
 
     fn run(&mut self, _: &[Dispatch], _: &[usize]) -> Result<(), DeviceError> {

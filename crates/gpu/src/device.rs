@@ -34,6 +34,13 @@ pub enum DeviceError {
     },
 }
 
+impl DeviceError {
+    /// That `label`, a dispatch or what was done, failed for `reason`.
+    pub fn failed(label: impl Into<String>, reason: impl Into<String>) -> Self {
+        Self::Failed { label: label.into(), reason: reason.into() }
+    }
+}
+
 /// Memory, and kernels that run on it.
 pub trait Device: Send {
     /// Allocates `bytes` (rounded up to 16) for `label`. What they hold is undefined.

@@ -138,15 +138,7 @@ impl<D: Device> GpuRunner<D> {
     ) -> Result<Batch, DeviceError> {
         let span = |(row, &i): (usize, &usize)| {
             let Draft { position, slot, ref pages, .. } = drafts[i];
-            Span {
-                kind: SpanKind::Decode,
-                rows: row..row + 1,
-                position: position + done,
-                slot,
-                pages: pages.clone(),
-                checkpoints: vec![],
-                cuts: vec![],
-            }
+            Span::new(SpanKind::Decode, row..row + 1, position + done, slot, pages.clone())
         };
         let spans = active.iter().enumerate().map(span).collect();
         let (vocab, cache) = (self.shape.vocab_size, self.cache.size());
@@ -157,5 +149,5 @@ impl<D: Device> GpuRunner<D> {
 }
 
 fn off(reason: &str) -> DeviceError {
-    DeviceError::Failed { label: "a draft".to_owned(), reason: reason.to_owned() }
+    DeviceError::failed("a draft", reason)
 }

@@ -208,5 +208,5 @@ impl<D: Device> GpuRunner<D> {
 }
 
 fn refused(reason: String) -> DeviceError {
-    DeviceError::Failed { label: "a generation".to_owned(), reason }
+    DeviceError::failed("a generation", reason)
 }
