@@ -11,15 +11,12 @@ use calla_ops::Runner;
 /// Bytes of a stored key or value, and of an element of the convolution window: bf16.
 pub(crate) const ELEMENT_BYTES: usize = 2;
 
-/// Looks for the GPU.
-fn device() -> anyhow::Result<CudaDevice> {
-    CudaDevice::new(&Options::default())
-        .context("--device cuda cannot be used here; --device cpu runs everywhere")
-}
+/// Said in front of why there is no GPU.
+const UNUSABLE: &str = "--device cuda cannot be used here; --device cpu runs everywhere";
 
 /// Its memory. What other programs have of it is theirs.
 pub(crate) fn memory() -> anyhow::Result<Machine> {
-    let free = device()?.free_memory()?;
+    let free = CudaDevice::free_memory(&Options::default()).context(UNUSABLE)?;
     Ok(Machine { total: free, available: free, is_mac: false, gpu_limit_setting: None })
 }
 
@@ -29,7 +26,7 @@ pub(crate) fn start(
     shape: &Shape,
     size: RunnerSize,
 ) -> anyhow::Result<(Box<dyn Runner>, String)> {
-    let mut device = device()?;
+    let mut device = CudaDevice::new(&Options::default()).context(UNUSABLE)?;
     let name = device.name()?;
     let network = upload(&mut device, network, shape)?;
     let runner = GpuRunner::new(device, "CUDA", shape, network, size)?;

@@ -40,31 +40,7 @@ impl CudaDevice {
     /// # Errors
     /// If there is no such GPU, no driver or no compiler ([`CudaError::is_missing`]), or either fails.
     pub fn new(options: &Options) -> Result<Self, CudaError> {
-        // SAFETY: it loads a library of that name, whose initialisers are the vendor's.
-        if !unsafe { sys::is_culib_present() } {
-            return Err(Kind::NoDriver.into());
-        }
-        let no_device = |error: DriverError| match error.0 {
-            sys::CUresult::CUDA_ERROR_NO_DEVICE => {
-                Kind::NoDevice { ordinal: options.ordinal, count: 0 }
-            }
-            // What a toolkit brings to link with.
-            sys::CUresult::CUDA_ERROR_STUB_LIBRARY => Kind::NoDriver,
-            _ => driver_error("start")(error),
-        };
-        let count = CudaContext::device_count().map_err(no_device)?;
-        let ordinal = options.ordinal;
-        if i64::from(ordinal) >= i64::from(count) {
-            return Err(Kind::NoDevice { ordinal, count }.into());
-        }
-        let context = CudaContext::new(ordinal as usize).map_err(driver_error("use the device"))?;
-        let (major, minor) =
-            context.compute_capability().map_err(driver_error("tell what the device can"))?;
-        let architecture = Architecture { major: major as u32, minor: minor as u32 };
-        if architecture < Architecture::OLDEST {
-            let name = context.name().map_err(driver_error("name the device"))?;
-            return Err(Kind::OldDevice { name, architecture }.into());
-        }
+        let (context, architecture) = open(options)?;
         let compiler = Compiler::find()?;
         let cache = Cache::open(options.cache())?;
         let library = Library::new().map_err(Kind::from)?;
@@ -82,22 +58,23 @@ impl CudaDevice {
         })
     }
 
+    /// Bytes of memory that nobody uses on the GPU that `options` name.
+    ///
+    /// # Errors
+    /// If there is no such GPU or no driver, or it does not tell. A compiler is not asked for.
+    pub fn free_memory(options: &Options) -> Result<u64, CudaError> {
+        let (context, _) = open(options)?;
+        let (free, _) =
+            context.mem_get_info().map_err(driver_error("tell how much memory there is"))?;
+        Ok(free as u64)
+    }
+
     /// What the GPU is called.
     ///
     /// # Errors
     /// If the driver does not tell.
     pub fn name(&self) -> Result<String, CudaError> {
         Ok(self.context.name().map_err(driver_error("name the device"))?)
-    }
-
-    /// Bytes of memory that nobody uses.
-    ///
-    /// # Errors
-    /// If the driver does not tell.
-    pub fn free_memory(&self) -> Result<u64, CudaError> {
-        let (free, _) =
-            self.context.mem_get_info().map_err(driver_error("tell how much memory there is"))?;
-        Ok(free as u64)
     }
 
     /// Makes the context this thread's, as everything that follows needs it.
@@ -193,6 +170,36 @@ impl CudaDevice {
         let address = check::copied(range, len).and_then(|()| self.address(range));
         address.map_err(|reason| DeviceError::failed(label, reason))
     }
+}
+
+/// The driver's context of the GPU that `options` name, which is new enough.
+fn open(options: &Options) -> Result<(Arc<CudaContext>, Architecture), CudaError> {
+    // SAFETY: it loads a library of that name, whose initialisers are the vendor's.
+    if !unsafe { sys::is_culib_present() } {
+        return Err(Kind::NoDriver.into());
+    }
+    let no_device = |error: DriverError| match error.0 {
+        sys::CUresult::CUDA_ERROR_NO_DEVICE => {
+            Kind::NoDevice { ordinal: options.ordinal, count: 0 }
+        }
+        // What a toolkit brings to link with.
+        sys::CUresult::CUDA_ERROR_STUB_LIBRARY => Kind::NoDriver,
+        _ => driver_error("start")(error),
+    };
+    let count = CudaContext::device_count().map_err(no_device)?;
+    let ordinal = options.ordinal;
+    if i64::from(ordinal) >= i64::from(count) {
+        return Err(Kind::NoDevice { ordinal, count }.into());
+    }
+    let context = CudaContext::new(ordinal as usize).map_err(driver_error("use the device"))?;
+    let (major, minor) =
+        context.compute_capability().map_err(driver_error("tell what the device can"))?;
+    let architecture = Architecture { major: major as u32, minor: minor as u32 };
+    if architecture < Architecture::OLDEST {
+        let name = context.name().map_err(driver_error("name the device"))?;
+        return Err(Kind::OldDevice { name, architecture }.into());
+    }
+    Ok((context, architecture))
 }
 
 fn failed(label: &str) -> impl FnOnce(DriverError) -> DeviceError {
