@@ -46,6 +46,7 @@ const EDGES: [(&str, &[&str]); 19] = [
             "calla-eval",
             "calla-gpu",
             "calla-gpu-cuda",
+            "calla-gpu-metal",
             "calla-grammar",
             "calla-runtime",
             "calla-server",

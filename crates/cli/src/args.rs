@@ -1,5 +1,6 @@
 //! The flag table: `--help`, the parser, the man page and the shell completions all follow from it.
 
+use crate::device::{Wanted, WantedParser};
 use crate::engine_args::{EngineArgs, StructureArgs};
 use crate::plan_args::{PLAN_ABOUT, PLAN_EXAMPLES, PlanArgs};
 use crate::serve_args::{SERVE_ABOUT, SERVE_EXAMPLES, ServeArgs};
@@ -94,9 +95,11 @@ pub(crate) struct ModelArgs {
 
     /// Where to compute
     ///
-    /// `auto` takes the fastest that this machine has. `reference` is the slow f32 oracle.
-    #[arg(long, value_enum, default_value_t = Device::Auto)]
-    pub(crate) device: Device,
+    /// `auto` takes the fastest that this machine has and that holds the model, and says which and why. A device
+    /// that is named is taken or refused, never replaced: `calla doctor` says what is there.
+    #[arg(long, env = "CALLA_DEVICE", hide_env_values = true, value_name = "DEVICE",
+          default_value_t = Wanted::Auto, value_parser = WantedParser)]
+    pub(crate) device: Wanted,
 
     /// Threads of the CPU backend; all cores if not given
     #[arg(long, value_name = "N", allow_negative_numbers = true,
@@ -117,21 +120,6 @@ impl ModelArgs {
     pub(crate) fn context(&self) -> Option<usize> {
         self.ctx.map(|tokens| tokens as usize)
     }
-}
-
-/// Where to compute.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(crate) enum Device {
-    /// As cpu in this version
-    Auto,
-    /// All cores, weights stay quantised
-    Cpu,
-    /// The plain f32 oracle: slow, for comparison
-    Reference,
-    /// Apple GPU (not in this version yet)
-    Metal,
-    /// NVIDIA GPU, the first that CUDA shows; needs the driver and NVRTC 12 or 13
-    Cuda,
 }
 
 fn parse_bias(text: &str) -> Result<(u32, f32), String> {

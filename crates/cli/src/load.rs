@@ -1,11 +1,10 @@
 //! From a directory to a model that runs: plan the memory, load the weights, start the device.
 
-use crate::args::{Device, ModelArgs};
-use crate::cuda;
+use crate::args::ModelArgs;
+use crate::device::{Devices, Place, System, Target, Wanted};
 use crate::discover::{self, Candidate, Why};
 use crate::engine_args::EngineArgs;
 use crate::grammar;
-use crate::machine::this_machine;
 use crate::output;
 use anyhow::bail;
 use calla_cpu::Cpu;
@@ -13,6 +12,7 @@ use calla_engine::{
     CutRule, EngineConfig, Machine, MemoryPlan, Refusal, Speculation, StateNeeds, Thinking,
 };
 use calla_gpu::RunnerSize;
+use calla_gpu::upload::check_upload;
 use calla_model::network::CheckpointParts;
 use calla_model::{Config, Network, Shape};
 use calla_ops::runner::HostOps;
@@ -24,6 +24,7 @@ use calla_text::{ChatTemplate, GenerationDefaults, Tokenizer};
 use calla_weights::inspect::{Inspection, Part};
 use calla_weights::{Checkpoint, inspect};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 /// Context without `--ctx`, where the model and the machine allow it.
@@ -34,8 +35,6 @@ const CONTEXT_SERVER: usize = 65_536;
 const CONTEXT_DEFAULT_MIN: usize = 2_048;
 /// Saved prefixes that were not used for so long are removed.
 const DISK_CACHE_AGE: Duration = Duration::from_secs(14 * 24 * 3600);
-/// Bytes of a stored key or value, and of an element of the convolution window, in host memory.
-pub(crate) const ELEMENT_BYTES: usize = 4;
 
 /// A loaded network on a device.
 pub(crate) struct Loaded {
@@ -69,13 +68,12 @@ pub(crate) struct Model {
 impl Model {
     /// Loads the model that the flags name, or the best that is found.
     pub(crate) fn load(args: &ModelArgs, engine: &EngineArgs) -> anyhow::Result<Self> {
-        let machine = memory_of(args.device)?;
+        let mut devices = Devices::find(Arc::new(System), args.device)?;
         discover::first_that_loads(args.model.as_deref(), |candidate, _| {
-            let needs =
-                Needs { context: args.context(), ..Needs::one(args.device, engine.speculate) };
-            let opened = Opened::new(candidate, needs, &machine)?;
+            let needs = Needs { context: args.context(), ..Needs::one(engine.speculate) };
+            let opened = Opened::new(candidate, needs, &devices)?;
             let text = opened.text()?;
-            Self::new(opened.load(args, cache_budget(engine), &machine)?, text, engine)
+            Self::new(opened.load(args, cache_budget(engine), &mut devices)?, text, engine)
         })
     }
 
@@ -139,29 +137,33 @@ pub(crate) struct ServeLimits {
     pub(crate) queue: usize,
 }
 
-/// The text side of the model that the flags name, or of the best that is found, as far as headers can tell.
+/// The text side of the model that the flags name, or of the best that is found, as far as headers can tell, and the
+/// device that it is to run on.
 pub(crate) fn for_server(
     args: &ModelArgs,
     engine: &EngineArgs,
     limits: ServeLimits,
-) -> anyhow::Result<(Candidate, ModelParts)> {
-    let machine = memory_of(args.device)?;
-    discover::first_that_loads(args.model.as_deref(), |candidate, _| {
-        let opened = Opened::new(candidate, server_needs(args, engine, limits), &machine)?;
-        let TextSide { dir, tokenizer } = opened.text()?;
-        let defaults = GenerationDefaults::load(&dir)?;
-        let parts = ModelParts {
-            name: name_of(&dir, candidate.why),
-            template: ChatTemplate::load(&dir)?,
-            stop_ids: stop_ids(&tokenizer, opened.checkpoint.config(), &defaults),
-            vocab_used: tokenizer.vocab_size(),
-            context: opened.needs.context,
-            preserve_thinking: None,
-            tokenizer,
-            defaults,
-        };
-        Ok((candidate.clone(), parts))
-    })
+) -> anyhow::Result<(Candidate, ModelParts, Devices)> {
+    let mut devices = Devices::find(Arc::new(System), args.device)?;
+    let (candidate, parts, target) =
+        discover::first_that_loads(args.model.as_deref(), |candidate, _| {
+            let opened = Opened::new(candidate, server_needs(args, engine, limits), &devices)?;
+            let TextSide { dir, tokenizer } = opened.text()?;
+            let defaults = GenerationDefaults::load(&dir)?;
+            let parts = ModelParts {
+                name: name_of(&dir, candidate.why),
+                template: ChatTemplate::load(&dir)?,
+                stop_ids: stop_ids(&tokenizer, opened.checkpoint.config(), &defaults),
+                vocab_used: tokenizer.vocab_size(),
+                context: opened.needs.context,
+                preserve_thinking: None,
+                tokenizer,
+                defaults,
+            };
+            Ok((candidate.clone(), parts, opened.place.target))
+        })?;
+    devices.settle(target);
+    Ok((candidate, parts, devices))
 }
 
 /// What loads the weights for a server, as often as it is called.
@@ -171,9 +173,11 @@ pub(crate) fn server_loader(
     limits: ServeLimits,
     candidate: Candidate,
     model: calla_server::Model,
+    mut devices: Devices,
 ) -> Loader {
     Box::new(move |notify| {
-        let loaded = load_for_server(&args, &engine, limits, &candidate, &model, notify);
+        let loaded =
+            load_for_server(&args, &engine, limits, &candidate, &model, &mut devices, notify);
         loaded.map_err(|error| output::chain(&error))
     })
 }
@@ -184,14 +188,15 @@ fn load_for_server(
     limits: ServeLimits,
     candidate: &Candidate,
     model: &calla_server::Model,
+    devices: &mut Devices,
     notify: Notify,
 ) -> anyhow::Result<LoadedModel> {
-    let machine = memory_of(args.device)?;
+    devices.refresh()?;
     // The context was promised when the server started; a later load may not shorten it.
     let context = Some(model.parts().context);
     let needs = Needs { context, ..server_needs(args, engine, limits) };
-    let opened = Opened::new(candidate, needs, &machine)?;
-    let loaded = opened.load(args, cache_budget(engine), &machine)?;
+    let opened = Opened::new(candidate, needs, devices)?;
+    let loaded = opened.load(args, cache_budget(engine), devices)?;
     let setup = engine_setup(&loaded, &model.parts().tokenizer, engine, limits);
     let store = disk_cache(&loaded, engine);
     let driver = Driver::with_notify(loaded.runner, setup, model.compile(), store, notify)?;
@@ -226,7 +231,6 @@ fn server_needs(args: &ModelArgs, engine: &EngineArgs, limits: ServeLimits) -> N
         usual: CONTEXT_SERVER,
         sequences: limits.parallel,
         speculation: engine.speculate,
-        device: args.device,
     }
 }
 
@@ -256,11 +260,11 @@ fn cut_rule(tokenizer: &Tokenizer) -> CutRule {
 
 /// Loads the network. `context`: tokens that it must hold, where that is known better than by `--ctx`.
 pub(crate) fn load(args: &ModelArgs, context: Option<usize>) -> anyhow::Result<Loaded> {
-    let machine = memory_of(args.device)?;
+    let mut devices = Devices::find(Arc::new(System), args.device)?;
     let context = args.context().or(context);
     discover::first_that_loads(args.model.as_deref(), |candidate, _| {
-        let needs = Needs { context, ..Needs::one(args.device, Speculation::Off) };
-        Opened::new(candidate, needs, &machine)?.load(args, 0, &machine)
+        let needs = Needs { context, ..Needs::one(Speculation::Off) };
+        Opened::new(candidate, needs, &devices)?.load(args, 0, &mut devices)
     })
 }
 
@@ -271,7 +275,7 @@ pub(crate) struct TextSide {
 }
 
 impl TextSide {
-    /// Takes the model that `chat` would take, as far as headers can tell. Where there is no choice, as
+    /// Takes the model that `chat` would take on the CPU, as far as headers can tell. Where there is no choice, as
     /// with a directory that is named, neither weights nor memory are needed.
     pub(crate) fn load(named: Option<&Path>) -> anyhow::Result<Self> {
         discover::first_that_loads(named, |candidate, is_last| {
@@ -279,26 +283,11 @@ impl TextSide {
                 let dir = candidate.dir.clone();
                 return Ok(Self { tokenizer: Tokenizer::load(&dir)?, dir });
             }
-            let needs = Needs::one(Device::Auto, Speculation::Off);
-            Opened::new(candidate, needs, &this_machine()?)?.text()
+            // A GPU takes a while to open, which no command for text alone should wait for.
+            let devices = Devices::find(Arc::new(System), Wanted::Cpu)?;
+            Opened::new(candidate, Needs::one(Speculation::Off), &devices)?.text()
         })
     }
-}
-
-/// The memory that holds model and state on a device.
-fn memory_of(device: Device) -> anyhow::Result<Machine> {
-    match device {
-        Device::Auto | Device::Cpu | Device::Reference => this_machine(),
-        Device::Cuda => cuda::memory(),
-        Device::Metal => bail!(
-            "--device metal is not in this version yet; use --device cpu, which runs everywhere"
-        ),
-    }
-}
-
-/// What state takes on a device.
-fn element_bytes(device: Device) -> usize {
-    if device == Device::Cuda { cuda::ELEMENT_BYTES } else { ELEMENT_BYTES }
 }
 
 /// A checkpoint of which headers alone were read, and that fits.
@@ -307,10 +296,14 @@ struct Opened<'a> {
     checkpoint: Checkpoint,
     /// Bytes of weights.
     weights: u64,
+    /// Where it is to run.
+    place: Place,
     /// State to set aside.
     needs: StateNeeds,
     /// Whether its context is less than usual, for want of memory.
     is_short: bool,
+    /// Devices that would have been better, and why they are not used.
+    passed: Vec<String>,
 }
 
 /// What is wanted of a model's state.
@@ -322,34 +315,45 @@ struct Needs {
     /// Sequences that run at once. They share KV pages for the context, and what the cache can spare.
     sequences: usize,
     speculation: Speculation,
-    device: Device,
 }
 
 impl Needs {
     /// One sequence of the usual length.
-    fn one(device: Device, speculation: Speculation) -> Self {
-        Self { context: None, usual: CONTEXT_DEFAULT, sequences: 1, speculation, device }
+    fn one(speculation: Speculation) -> Self {
+        Self { context: None, usual: CONTEXT_DEFAULT, sequences: 1, speculation }
+    }
+
+    /// The state to set aside in a place, apart from the context.
+    fn state(&self, shape: &Shape, place: Place) -> StateNeeds {
+        let depth = if shape.mtp_layers > 0 { self.speculation.depth_max() } else { 0 };
+        StateNeeds {
+            sequences: self.sequences,
+            checkpoint_slots: depth * self.sequences,
+            drafting: depth > 0,
+            spare_slots: if place.is_gpu() { self.sequences } else { 0 },
+            ..StateNeeds::one_sequence(0, place.element_bytes())
+        }
     }
 }
 
 impl<'a> Opened<'a> {
-    fn new(candidate: &'a Candidate, wanted: Needs, machine: &Machine) -> anyhow::Result<Self> {
+    fn new(candidate: &'a Candidate, wanted: Needs, devices: &Devices) -> anyhow::Result<Self> {
         let checkpoint = Checkpoint::open(&candidate.dir)?;
         let shape = &checkpoint.config().shape;
         let weights = text_bytes(&inspect(&checkpoint)?);
-        let depth = if shape.mtp_layers > 0 { wanted.speculation.depth_max() } else { 0 };
-        let needs = StateNeeds {
-            sequences: wanted.sequences,
-            checkpoint_slots: depth * wanted.sequences,
-            drafting: depth > 0,
-            spare_slots: if wanted.device == Device::Cuda { wanted.sequences } else { 0 },
-            ..StateNeeds::one_sequence(0, element_bytes(wanted.device))
-        };
         let usual = wanted.usual.min(shape.max_positions);
-        let needs = plan(shape, weights, wanted.context, usual, needs, machine)
-            .map_err(|refusal| with_alternative(refusal, candidate))?;
+        let chosen = devices.choose(|place| {
+            let needs = wanted.state(shape, place);
+            let needs = plan(shape, weights, wanted.context, usual, needs, &place.memory)?;
+            if place.is_gpu() {
+                check_upload(&checkpoint.load()?, shape)?;
+            }
+            Ok((place, needs))
+        });
+        let ((place, needs), passed) =
+            chosen.map_err(|error| with_alternative(error, candidate))?;
         let is_short = wanted.context.is_none() && needs.context < usual;
-        Ok(Self { candidate, checkpoint, weights, needs, is_short })
+        Ok(Self { candidate, checkpoint, weights, place, needs, is_short, passed })
     }
 
     fn text(&self) -> anyhow::Result<TextSide> {
@@ -368,8 +372,8 @@ impl<'a> Opened<'a> {
 
     /// Loads the weights and starts the device. `budget`: bytes for state of earlier prefixes beside the
     /// running sequence, less where less is left.
-    fn load(self, args: &ModelArgs, budget: u64, machine: &Machine) -> anyhow::Result<Loaded> {
-        let Self { candidate, checkpoint, weights, needs, is_short } = self;
+    fn load(self, args: &ModelArgs, budget: u64, devices: &mut Devices) -> anyhow::Result<Loaded> {
+        let Self { candidate, checkpoint, weights, place, needs, is_short, passed } = self;
         let context = needs.context;
         if is_short {
             output::note(&format!(
@@ -379,9 +383,13 @@ impl<'a> Opened<'a> {
         let config = checkpoint.config().clone();
         let network = checkpoint.load()?;
         let used = MemoryPlan::new(&config.shape, weights, &needs).total();
-        let budget = machine.limit().saturating_sub(used).min(budget);
+        let budget = place.memory.limit().saturating_sub(used).min(budget);
         let size = needs.cache_size(&config.shape, budget);
-        let (runner, device) = start(args, network, &config.shape, size, &needs)?;
+        let target = place.target;
+        let (runner, device) = start(args, network, &config.shape, size, &needs, target, devices)?;
+        if let Some(line) = devices.announcement(place, &device, &passed) {
+            output::note(&line);
+        }
         let why = candidate.why;
         Ok(Loaded { config, runner, context, device, checkpoint, why })
     }
@@ -439,13 +447,16 @@ fn start(
     shape: &Shape,
     size: CacheSize,
     needs: &StateNeeds,
+    target: Target,
+    devices: &mut Devices,
 ) -> anyhow::Result<(Box<dyn Runner>, String)> {
     let drafting = needs.drafting;
-    if args.device == Device::Cuda {
+    if let Target::Gpu(index) = target {
         let size = RunnerSize { cache: size, sequences: needs.sequences, drafting };
-        return cuda::start(&network, shape, size);
+        let (gpu, name) = devices.take(index)?;
+        return Ok((gpu.start(&network, shape, size)?, name));
     }
-    if args.device == Device::Reference {
+    if target == Target::Reference {
         let ops = Reference::new(shape.clone(), size)?;
         return Ok((runner(ops, network, drafting)?, "f32 reference".to_owned()));
     }
@@ -495,6 +506,7 @@ fn open_store(dir: &Path, loaded: &Loaded, engine: &EngineArgs) -> Option<Store>
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::device::HOST_ELEMENT_BYTES;
 
     fn machine(gigabytes: u64) -> Machine {
         let total = gigabytes << 30;
@@ -503,7 +515,7 @@ mod tests {
 
     /// The context that is planned for.
     fn context(wanted: Option<usize>, machine: &Machine) -> anyhow::Result<usize> {
-        let needs = StateNeeds::one_sequence(0, ELEMENT_BYTES);
+        let needs = StateNeeds::one_sequence(0, HOST_ELEMENT_BYTES);
         let (shape, weights) = (Shape::full(40), 19_508_787_456);
         Ok(plan(&shape, weights, wanted, CONTEXT_DEFAULT, needs, machine)?.context)
     }

@@ -6,7 +6,7 @@
 
 mod args;
 mod chat;
-mod cuda;
+mod device;
 mod discover;
 mod docs;
 mod engine_args;

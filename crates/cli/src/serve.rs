@@ -22,14 +22,21 @@ pub(crate) fn run(args: ServeArgs) -> anyhow::Result<()> {
     // Before anything is read: a refusal should cost nothing.
     access.check_bind(SocketAddr::new(args.host, args.port))?;
     let limits = ServeLimits { parallel: args.parallel.into(), queue: args.queue.into() };
-    let (candidate, mut parts) = load::for_server(&args.model, &args.engine, limits)?;
+    let (candidate, mut parts, devices) = load::for_server(&args.model, &args.engine, limits)?;
     if let Some(name) = args.name.clone() {
         parts.name = name;
     }
     parts.preserve_thinking = args.preserve_thinking.then_some(true);
     let model = Model::new(parts)?;
     let config = ServerConfig {
-        loader: load::server_loader(args.model, args.engine, limits, candidate, model.clone()),
+        loader: load::server_loader(
+            args.model,
+            args.engine,
+            limits,
+            candidate,
+            model.clone(),
+            devices,
+        ),
         model: model.clone(),
         idle_unload: args.idle_unload,
         address: SocketAddr::new(args.host, args.port),

@@ -97,6 +97,15 @@ pub fn upload(
     Ok(on_device)
 }
 
+/// Checks what [`upload`] would refuse whatever the memory: the shape, the format of each matrix, sizes of modules.
+///
+/// # Errors
+/// If kernels do not take shape or format.
+pub fn check_upload(network: &Network<CheckpointParts>, shape: &Shape) -> Result<(), UploadError> {
+    limits::check(shape)?;
+    Network::build(shape, &mut Placed::new(network, Layout::default())).map(drop)
+}
+
 /// A source that gives each module its place.
 struct Placed<'n> {
     network: &'n Network<CheckpointParts>,

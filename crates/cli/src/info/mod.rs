@@ -3,7 +3,8 @@
 mod report;
 
 use crate::args::InfoArgs;
-use crate::load::{ELEMENT_BYTES, TextSide, text_bytes};
+use crate::device::HOST_ELEMENT_BYTES;
+use crate::load::{TextSide, text_bytes};
 use crate::machine::this_machine;
 use crate::output;
 use anyhow::bail;
@@ -110,7 +111,7 @@ impl Info {
 
 /// State of one sequence without drafts.
 fn needs(context: usize) -> StateNeeds {
-    StateNeeds::one_sequence(context, ELEMENT_BYTES)
+    StateNeeds::one_sequence(context, HOST_ELEMENT_BYTES)
 }
 
 impl Weights {

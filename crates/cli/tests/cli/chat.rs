@@ -168,7 +168,8 @@ fn on_terminal(args: &[&str], home: &Path, steps: &Value) -> Option<String> {
     let script = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/cli/terminal.py");
     let mut command = Command::new("python3");
     command.arg(script).arg(env!("CARGO_BIN_EXE_calla")).args(args);
-    for name in ["CALLA_MODEL", "CALLA_LOG", "NO_COLOR", "HF_HOME", "HF_HUB_CACHE"] {
+    for name in ["CALLA_DEVICE", "CALLA_MODEL", "CALLA_LOG", "NO_COLOR", "HF_HOME", "HF_HUB_CACHE"]
+    {
         command.env_remove(name);
     }
     command.env("HOME", home).env("XDG_STATE_HOME", home.join("state")).env("TERM", "xterm");

@@ -1,6 +1,6 @@
 //! `generate`: text, JSON, sampling, stopping.
 
-use crate::support::{arg, calla, error, finish, ok, ok_json, run};
+use crate::support::{arg, calla, demo, error, finish, ok, ok_json, run};
 use serde_json::{Value, json};
 use std::fs;
 use std::io::Read;
@@ -215,8 +215,11 @@ fn a_reader_that_leaves_is_no_error() {
 
 #[test]
 fn devices_that_are_not_there_are_named_so() {
-    let message = error(&["generate", SUM, "--device", "metal"], "");
-    assert!(message.contains("not in this version yet"), "{message}");
+    if cfg!(not(target_os = "macos")) {
+        let message = error(&["generate", SUM, "--device", "metal"], "");
+        assert!(message.contains("this system has no Metal"), "{message}");
+        assert!(message.contains("--device cpu runs everywhere"), "{message}");
+    }
     // No GPU is shown to it, whatever the machine has.
     let mut command = calla(&["generate", SUM, "--device", "cuda"]);
     let output = command.env("CUDA_VISIBLE_DEVICES", "").output().unwrap();
@@ -225,4 +228,22 @@ fn devices_that_are_not_there_are_named_so() {
     assert!(message.contains("--device cpu runs everywhere"), "{message}");
     let reason = ["NVIDIA driver", "CUDA device 0"].iter().any(|words| message.contains(words));
     assert!(reason, "{message}");
+}
+
+#[test]
+fn auto_says_what_it_takes_and_why() {
+    let demo = demo();
+    let args = ["generate", "--model", arg(&demo), "--max-tokens", "1", SUM];
+    let mut command = calla(&args);
+    let auto = finish(command.env("CUDA_VISIBLE_DEVICES", ""));
+    assert_eq!(auto.status, Some(0), "{}", auto.err);
+    if cfg!(not(target_os = "macos")) {
+        let line = auto.err.lines().find(|line| line.contains("device: CPU")).unwrap();
+        assert!(line.contains("no GPU is used") && line.contains("NVIDIA"), "{line}");
+    }
+    // Who names a device, by flag or by variable, is told nothing.
+    let named = finish(calla(&args).env("CALLA_DEVICE", "cpu"));
+    assert!(named.status == Some(0) && !named.err.contains("device:"), "{}", named.err);
+    let wrong = finish(calla(&args).env("CALLA_DEVICE", "cuda:first"));
+    assert!(wrong.status == Some(2) && wrong.err.contains("cuda:0"), "{}", wrong.err);
 }

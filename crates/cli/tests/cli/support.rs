@@ -15,9 +15,15 @@ pub(crate) fn demo() -> PathBuf {
 /// The program, away from the user's models, history and settings.
 pub(crate) fn calla(args: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_calla"));
-    for name in
-        ["CALLA_MODEL", "CALLA_LOG", "HF_HOME", "HF_HUB_CACHE", "NO_COLOR", "CLICOLOR_FORCE"]
-    {
+    for name in [
+        "CALLA_DEVICE",
+        "CALLA_MODEL",
+        "CALLA_LOG",
+        "HF_HOME",
+        "HF_HUB_CACHE",
+        "NO_COLOR",
+        "CLICOLOR_FORCE",
+    ] {
         command.env_remove(name);
     }
     command.env("HOME", "/nonexistent").env("XDG_STATE_HOME", "/nonexistent").args(args);

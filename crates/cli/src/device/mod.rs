@@ -1,0 +1,9 @@
+//! The device that a model runs on: what `--device` asks for, what this machine has, and why the rest of it is not used.
+
+mod choice;
+mod hardware;
+mod wanted;
+
+pub(crate) use choice::{Devices, HOST_ELEMENT_BYTES, Place, Target};
+pub(crate) use hardware::{Gpu, Hardware, OpenGpu, System};
+pub(crate) use wanted::{Wanted, WantedParser};
