@@ -235,7 +235,7 @@ fn auto_says_what_it_takes_and_why() {
     let demo = demo();
     let args = ["generate", "--model", arg(&demo), "--max-tokens", "1", SUM];
     let mut command = calla(&args);
-    let auto = finish(command.env("CUDA_VISIBLE_DEVICES", ""));
+    let auto = finish(command.env("CALLA_DEVICE", "").env("CUDA_VISIBLE_DEVICES", ""));
     assert_eq!(auto.status, Some(0), "{}", auto.err);
     if cfg!(not(target_os = "macos")) {
         let line = auto.err.lines().find(|line| line.contains("device: CPU")).unwrap();

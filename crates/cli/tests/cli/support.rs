@@ -26,6 +26,8 @@ pub(crate) fn calla(args: &[&str]) -> Command {
     ] {
         command.env_remove(name);
     }
+    // Whatever this machine has.
+    command.env("CALLA_DEVICE", "cpu");
     command.env("HOME", "/nonexistent").env("XDG_STATE_HOME", "/nonexistent").args(args);
     command
 }
