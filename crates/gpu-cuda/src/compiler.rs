@@ -1,11 +1,12 @@
 //! NVRTC: CUDA C++ to machine code, in this process.
 
 use crate::error::{CudaError, Kind};
+use crate::twins;
 use cudarc::nvrtc::sys::{self, nvrtcResult};
 use std::ffi::{CStr, CString, c_char};
 use std::fmt;
 
-/// Files of the runtime, as they are compiled into the program.
+/// Files of the runtime of translated kernels, as they are compiled into the program.
 const RUNTIME: [(&CStr, &str); 5] = [
     (c"msl.h", include_str!("../runtime/msl.h")),
     (c"types.h", include_str!("../runtime/types.h")),
@@ -26,6 +27,11 @@ const FLAGS: [&str; 7] = [
     // Functions of headers that a kernel has no use for.
     "--diag-suppress=177",
 ];
+
+/// All that a source may include.
+fn headers() -> impl Iterator<Item = (&'static CStr, &'static str)> {
+    RUNTIME.into_iter().chain(twins::HEADERS)
+}
 
 /// The machine code that a GPU takes, by its compute capability.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -73,9 +79,9 @@ impl Compiler {
 
     /// All that machine code depends on, but the source and the architecture.
     pub(crate) fn key(&self) -> String {
-        let runtime: Vec<&str> = RUNTIME.iter().map(|(_, text)| *text).collect();
+        let headers: String = headers().map(|(_, text)| text).collect();
         let (major, minor) = self.version;
-        format!("NVRTC {major}.{minor} {} {}", FLAGS.join(" "), runtime.concat())
+        format!("NVRTC {major}.{minor} {} {headers}", FLAGS.join(" "))
     }
 
     /// Compiles a pipeline's source, of the file `name`, to machine code.
@@ -123,9 +129,9 @@ impl Program {
     fn new(name: &str, source: &str) -> Result<Self, String> {
         let (name, source) = (c_string(name)?, c_string(source)?);
         let texts: Vec<CString> =
-            RUNTIME.iter().map(|(_, text)| c_string(text)).collect::<Result<_, _>>()?;
+            headers().map(|(_, text)| c_string(text)).collect::<Result<_, _>>()?;
         let texts: Vec<*const c_char> = texts.iter().map(|text| text.as_ptr()).collect();
-        let names: Vec<*const c_char> = RUNTIME.iter().map(|(name, _)| name.as_ptr()).collect();
+        let names: Vec<*const c_char> = headers().map(|(name, _)| name.as_ptr()).collect();
         let mut program = std::ptr::null_mut();
         // SAFETY: all pointers are to C strings that outlive the call, and there are as many headers as names.
         let result = unsafe {

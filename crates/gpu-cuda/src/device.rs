@@ -43,7 +43,8 @@ impl CudaDevice {
         let (context, architecture) = open(options)?;
         let compiler = Compiler::find()?;
         let cache = Cache::open(options.cache())?;
-        let library = Library::new().map_err(Kind::from)?;
+        let twins = if options.no_twins { None } else { Some(twin_memory(&context)?) };
+        let library = Library::new(twins).map_err(Kind::from)?;
         let stream = context.new_stream().map_err(driver_error("make a stream"))?;
         Ok(Self {
             options: options.clone(),
@@ -123,7 +124,7 @@ impl CudaDevice {
         for compiled in compiled {
             let dispatch = &dispatches[compiled.dispatch];
             let Some((_, entry)) = self.library.entry(dispatch.entry) else { continue };
-            let module = Module::load(&self.context, entry, &compiled.code)
+            let module = Module::load(&self.context, entry, dispatch, &compiled)
                 .map_err(failed(&format!("loading {}", dispatch.entry)))?;
             self.pipelines.insert(dispatch, module);
         }
@@ -150,13 +151,7 @@ impl CudaDevice {
         // SAFETY: the check has found as many buffers and bytes as the kernel takes, and each range inside its buffer, which
         // lives as long as the device. That kernels stay inside the ranges is what their tests are for.
         let started = unsafe {
-            module.launch(
-                dispatch.grid,
-                dispatch.threads,
-                &buffers,
-                &dispatch.params,
-                self.stream.cu_stream(),
-            )
+            module.launch(dispatch, &buffers, self.stream.cu_stream())
         };
         started.map_err(failed(&dispatch.label))?;
         if self.options.wait {
@@ -200,6 +195,13 @@ fn open(options: &Options) -> Result<(Arc<CudaContext>, Architecture), CudaError
         return Err(Kind::OldDevice { name, architecture }.into());
     }
     Ok((context, architecture))
+}
+
+/// Bytes of shared memory that a block may have where it asks for more than usual.
+fn twin_memory(context: &CudaContext) -> Result<u32, CudaError> {
+    let most = sys::CUdevice_attribute_enum::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN;
+    let bytes = context.attribute(most).map_err(driver_error("tell what a block may have"))?;
+    Ok(u32::try_from(bytes).unwrap_or(0))
 }
 
 fn failed(label: &str) -> impl FnOnce(DriverError) -> DeviceError {

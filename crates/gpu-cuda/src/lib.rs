@@ -12,6 +12,7 @@ mod library;
 mod memory;
 mod module;
 mod options;
+mod twins;
 
 pub use compiler::{Architecture, Compiler};
 pub use device::CudaDevice;

@@ -2,6 +2,7 @@
 
 use crate::cache::Cache;
 use crate::compiler::{Architecture, Compiler};
+use crate::twins::{self, Twin};
 use calla_gpu::Dispatch;
 use calla_gpu::sources::{HEADERS, KERNELS};
 use calla_msl::{Entry, Target, Translation, cuda, translate};
@@ -18,6 +19,8 @@ pub(crate) struct File {
 #[derive(Debug)]
 pub(crate) struct Library {
     files: Vec<File>,
+    /// Bytes of shared memory that a twin's block may have, where there are twins.
+    twins: Option<u32>,
 }
 
 /// Machine code of a pipeline.
@@ -26,17 +29,19 @@ pub(crate) struct Compiled {
     /// The dispatch that asked for it.
     pub(crate) dispatch: usize,
     pub(crate) code: Vec<u8>,
+    /// The twin that it is of, if it is not of the translated kernel.
+    pub(crate) twin: Option<&'static Twin>,
 }
 
 impl Library {
-    /// Translates all sources.
-    pub(crate) fn new() -> Result<Self, calla_msl::Error> {
+    /// Translates all sources. `twins`: bytes of shared memory that a twin's block may have; none are used without.
+    pub(crate) fn new(twins: Option<u32>) -> Result<Self, calla_msl::Error> {
         let headers: Vec<(&str, &str)> = HEADERS.iter().map(|s| (s.name, s.text)).collect();
         let files = KERNELS.iter().map(|source| {
             let translation = translate(Target::Cuda, source.name, source.text, &headers)?;
             Ok(File { name: source.name, translation })
         });
-        Ok(Self { files: files.collect::<Result<_, calla_msl::Error>>()? })
+        Ok(Self { files: files.collect::<Result<_, calla_msl::Error>>()?, twins })
     }
 
     /// The file and the declaration of an entry point.
@@ -68,7 +73,7 @@ impl Library {
                         let Some(&index) = index else { break };
                         let code = self.pipeline(compiler, cache, architecture, &dispatches[index]);
                         let result = match code {
-                            Ok(code) => Ok(Compiled { dispatch: index, code }),
+                            Ok((code, twin)) => Ok(Compiled { dispatch: index, code, twin }),
                             Err(reason) => Err((index, reason)),
                         };
                         done.lock().unwrap_or_else(PoisonError::into_inner).push(result);
@@ -85,19 +90,30 @@ impl Library {
         cache: &Cache,
         architecture: Architecture,
         dispatch: &Dispatch,
-    ) -> Result<Vec<u8>, String> {
+    ) -> Result<(Vec<u8>, Option<&'static Twin>), String> {
         let (file, entry) = self.entry(dispatch.entry).ok_or("no kernel has this name")?;
-        let source = cuda::pipeline(&file.translation, &entry.name, &dispatch.constants);
+        let twin = self.twins.and_then(|shared| twins::find(dispatch, shared));
+        let (name, source) = match twin {
+            Some(twin) => {
+                let source =
+                    twin.source(&file.translation, &entry.name, &dispatch.constants);
+                (twin.file, source)
+            }
+            None => {
+                let constants = &dispatch.constants;
+                (file.name, cuda::pipeline(&file.translation, &entry.name, constants))
+            }
+        };
         let (compiler_key, architecture_key) = (compiler.key(), architecture.to_string());
         let key = [source.as_bytes(), compiler_key.as_bytes(), architecture_key.as_bytes()];
         if let Some(code) = cache.get(&entry.name, &key) {
-            return Ok(code);
+            return Ok((code, twin));
         }
-        let code = compiler.compile(file.name, &source, architecture)?;
+        let code = compiler.compile(name, &source, architecture)?;
         // Without it, the next start takes longer.
         if let Err(error) = cache.put(&entry.name, &key, &code) {
             tracing::warn!("{error}");
         }
-        Ok(code)
+        Ok((code, twin))
     }
 }

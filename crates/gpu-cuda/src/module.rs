@@ -1,6 +1,8 @@
 //! A pipeline that is loaded on the GPU.
 
-use calla_gpu::check;
+use crate::library::Compiled;
+use crate::twins::{Launch, Twin};
+use calla_gpu::{Dispatch, check};
 use calla_msl::{Entry, ParamKind};
 use cudarc::driver::CudaContext;
 use cudarc::driver::result::{DriverError, function, launch_kernel, memcpy_dtoh_sync, module};
@@ -17,17 +19,21 @@ pub(crate) struct Module {
     pub(crate) buffers: Vec<check::Buffer>,
     /// Most threads of a threadgroup: registers may leave room for fewer than the kernel would take.
     pub(crate) max_threads: u32,
+    /// The twin that it is of, if it is not a translated kernel.
+    twin: Option<&'static Twin>,
 }
 
 // SAFETY: handles of the driver may be used by any thread that has made the context its own, which callers do first.
 unsafe impl Send for Module {}
 
 impl Module {
-    /// Loads machine code. The context is the thread's.
+    /// Loads the machine code of `entry` for dispatches with the function constants of `dispatch`, and of a twin if it is
+    /// one's. The context is the thread's.
     pub(crate) fn load(
         context: &Arc<CudaContext>,
         entry: &Entry,
-        code: &[u8],
+        dispatch: &Dispatch,
+        Compiled { code, twin, .. }: &Compiled,
     ) -> Result<Self, DriverError> {
         // SAFETY: `code` is machine code that NVRTC made, whole: the cache checks its digest.
         let module = unsafe { module::load_data(code.as_ptr().cast()) }?;
@@ -37,6 +43,7 @@ impl Module {
             function: std::ptr::null_mut(),
             buffers: vec![],
             max_threads: 0,
+            twin: *twin,
         };
         let name = CString::new(entry.name.as_str()).unwrap_or_default();
         // SAFETY: the module was just loaded.
@@ -63,29 +70,44 @@ impl Module {
         // SAFETY: the function is one of a module that is loaded.
         let most = unsafe { function::get_function_attribute(loaded.function, attribute) }?;
         loaded.max_threads = u32::try_from(most).unwrap_or(0);
+        let shared = loaded.launch_of(dispatch).shared;
+        if shared > 0 {
+            let attribute =
+                CUfunction_attribute_enum::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+            // SAFETY: as above.
+            unsafe {
+                function::set_function_attribute(loaded.function, attribute, shared.cast_signed())
+            }?;
+        }
         Ok(loaded)
+    }
+
+    /// How a dispatch of this pipeline is launched.
+    pub(crate) fn launch_of(&self, dispatch: &Dispatch) -> Launch {
+        // A twin that was chosen for the constants of this pipeline takes all dispatches of it.
+        let twin = self.twin.and_then(|twin| (twin.launch)(dispatch));
+        twin.unwrap_or_else(|| Launch::of(dispatch))
     }
 
     /// Starts it. The context is the thread's.
     ///
     /// # Safety
     /// `buffers` are addresses on this GPU, as many as the kernel takes, at which it may do what the dispatch has bound
-    /// them for until the stream is through with it, and `params` are as many bytes as it takes.
+    /// them for until the stream is through with it, and the dispatch's parameters are as many bytes as it takes.
     pub(crate) unsafe fn launch(
         &self,
-        grid: [u32; 3],
-        threads: [u32; 3],
+        dispatch: &Dispatch,
         buffers: &[CUdeviceptr],
-        params: &[u8],
         stream: CUstream,
     ) -> Result<(), DriverError> {
         let mut arguments: Vec<*mut c_void> =
             buffers.iter().map(|buffer| std::ptr::from_ref(buffer).cast_mut().cast()).collect();
-        if !params.is_empty() {
-            arguments.push(params.as_ptr().cast_mut().cast());
+        if !dispatch.params.is_empty() {
+            arguments.push(dispatch.params.as_ptr().cast_mut().cast());
         }
-        let [x, y, z] = grid;
-        let [threads_x, threads_y, threads_z] = threads;
+        let launch = self.launch_of(dispatch);
+        let [x, y, z] = launch.grid;
+        let [threads_x, threads_y, threads_z] = launch.threads;
         // SAFETY: the function is loaded, its arguments are as the caller promises, and the driver has copied them when it
         // returns.
         unsafe {
@@ -93,7 +115,7 @@ impl Module {
                 self.function,
                 (x, y, z),
                 (threads_x, threads_y, threads_z),
-                0,
+                launch.shared,
                 stream,
                 &mut arguments,
             )

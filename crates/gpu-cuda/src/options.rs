@@ -13,20 +13,27 @@ pub struct Options {
     pub poison: bool,
     /// Wait for each dispatch, so that a failure names the one that failed. For tests.
     pub wait: bool,
+    /// Run the translated Metal kernels alone, without those written for NVIDIA GPUs. For tests and comparisons.
+    pub no_twins: bool,
 }
 
 impl Options {
-    /// `CALLA_GPU_CUDA` (a number) and `CALLA_GPU_CUBINS` (a folder).
+    /// `CALLA_GPU_CUDA` (a number), `CALLA_GPU_CUBINS` (a folder) and `CALLA_GPU_TWINS` (0 or 1).
     ///
     /// # Panics
-    /// If the first is not a number.
+    /// If a number is not one.
     #[must_use]
     pub fn from_env() -> Self {
         let ordinal = std::env::var("CALLA_GPU_CUDA").map_or(0, |text| {
             text.parse().unwrap_or_else(|_| panic!("CALLA_GPU_CUDA is a number, not {text:?}"))
         });
         let cache = std::env::var_os("CALLA_GPU_CUBINS").map(PathBuf::from);
-        Self { ordinal, cache, ..Self::default() }
+        let no_twins = match std::env::var("CALLA_GPU_TWINS").as_deref() {
+            Ok("0") => true,
+            Ok("1") | Err(_) => false,
+            Ok(text) => panic!("CALLA_GPU_TWINS is 0 or 1, not {text:?}"),
+        };
+        Self { ordinal, cache, no_twins, ..Self::default() }
     }
 
     /// Where machine code is kept.
