@@ -150,9 +150,7 @@ impl CudaDevice {
         let buffers: Vec<CUdeviceptr> = buffers.collect::<Result<_, _>>().map_err(kernel_error)?;
         // SAFETY: the check has found as many buffers and bytes as the kernel takes, and each range inside its buffer, which
         // lives as long as the device. That kernels stay inside the ranges is what their tests are for.
-        let started = unsafe {
-            module.launch(dispatch, &buffers, self.stream.cu_stream())
-        };
+        let started = unsafe { module.launch(dispatch, &buffers, self.stream.cu_stream()) };
         started.map_err(failed(&dispatch.label))?;
         if self.options.wait {
             self.stream.synchronize().map_err(failed(&dispatch.label))?;

@@ -95,8 +95,7 @@ impl Library {
         let twin = self.twins.and_then(|shared| twins::find(dispatch, shared));
         let (name, source) = match twin {
             Some(twin) => {
-                let source =
-                    twin.source(&file.translation, &entry.name, &dispatch.constants);
+                let source = twin.source(&file.translation, &entry.name, &dispatch.constants);
                 (twin.file, source)
             }
             None => {

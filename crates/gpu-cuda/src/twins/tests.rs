@@ -82,7 +82,11 @@ fn twins_compile_for_all_constants() {
                 dispatch.constants = constants.collect();
                 // Enough parameters for any.
                 dispatch.params = vec![0; 256];
-                assert!(find(&dispatch, u32::MAX).is_some(), "{entry} with {:?}", dispatch.constants);
+                assert!(
+                    find(&dispatch, u32::MAX).is_some(),
+                    "{entry} with {:?}",
+                    dispatch.constants
+                );
                 let source = twin.source(translation, entry, &dispatch.constants);
                 for architecture in ARCHITECTURES {
                     let code = compiler
