@@ -17,6 +17,8 @@ use std::sync::Arc;
 const MAX_GRID: [u32; 3] = [0x7fff_ffff, 0xffff, 0xffff];
 /// Most threads of a threadgroup, whatever registers it needs: kernels are compiled for no more.
 const MAX_THREADS: u32 = 256;
+/// Rows of a slice: 64 to an expert of the full network on average, a tile.
+const SLICE_ROWS: usize = 2048;
 
 /// Runs kernels on an NVIDIA GPU.
 #[derive(Debug)]
@@ -270,6 +272,15 @@ impl Device for CudaDevice {
             }
         }
         Ok(())
+    }
+
+    fn slice_rows(&self) -> usize {
+        SLICE_ROWS
+    }
+
+    fn rounding(&self) -> String {
+        let kernels = if self.options.no_twins { "Metal" } else { "own" };
+        format!("{}, {kernels} kernels", self.architecture)
     }
 }
 

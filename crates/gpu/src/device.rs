@@ -73,4 +73,14 @@ pub trait Device: Send {
     /// # Errors
     /// If a dispatch does not fit its kernel, or the device failed.
     fn run(&mut self, dispatches: &[Dispatch], stages: &[usize]) -> Result<(), DeviceError>;
+
+    /// Rows of a step that prefill may use: see [`calla_ops::Runner::slice_rows`].
+    fn slice_rows(&self) -> usize {
+        calla_ops::SLICE_ROWS
+    }
+
+    /// What makes its results differ in their last bits from those of another device that runs the same dispatches.
+    fn rounding(&self) -> String {
+        "Metal kernels".to_owned()
+    }
 }

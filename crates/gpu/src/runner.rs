@@ -320,11 +320,16 @@ impl<D: Device> Runner for GpuRunner<D> {
         self.named(result)
     }
 
+    fn slice_rows(&self) -> usize {
+        self.device.slice_rows()
+    }
+
     fn decodes_as_it_prefills(&self) -> bool {
         false
     }
 
     fn arithmetic(&self) -> String {
-        format!("{}, activations of prefill and KV in bf16, 1", self.name)
+        let (name, rounding) = (self.name, self.device.rounding());
+        format!("{name}, {rounding}, activations of prefill and KV in bf16, 1")
     }
 }

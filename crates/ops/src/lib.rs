@@ -42,7 +42,7 @@ pub use forward::forward;
 pub use layer_ops::LayerOps;
 pub use ops::Ops;
 pub use reference::Reference;
-pub use runner::{Executor, Runner, StepError};
+pub use runner::{Executor, Runner, SLICE_ROWS, StepError};
 pub use span::{Span, SpanKind};
 pub use tensor::Rows;
 pub use token_mask::TokenMask;

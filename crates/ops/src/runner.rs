@@ -9,6 +9,10 @@ use crate::ops::Ops;
 use crate::tensor::Rows;
 use calla_model::{LayerKind, Network, Shape};
 
+/// Rows of a step that prefill may use, where a device has no other wish. Large enough that each weight is read once for
+/// many rows, small enough that activations stay in a processor's cache and a cancel is heard soon.
+pub const SLICE_ROWS: usize = 256;
+
 /// A network on a device. Object-safe: the engine does not care which.
 pub trait Runner: Send {
     /// Shape of the network.
@@ -77,6 +81,11 @@ pub trait Runner: Send {
     /// # Errors
     /// If there is no such page, the bytes are not as many as a page takes, or the device failed.
     fn write_page(&mut self, page: usize, bytes: &[u8]) -> Result<(), StepError>;
+
+    /// Rows of a step that prefill may use: so many that the device is well used, and so few that a cancel is heard soon.
+    fn slice_rows(&self) -> usize {
+        SLICE_ROWS
+    }
 
     /// Whether decoding rounds like prefill, so that a state is the same bit for bit however its tokens were computed.
     fn decodes_as_it_prefills(&self) -> bool;

@@ -14,4 +14,4 @@ mod setup;
 pub use driver::{Driver, Notify, ThreadError, Turn};
 pub use grammars::Compile;
 pub use session::{Generation, Progress, Session, SessionError};
-pub use setup::{Limits, SLICE_ROWS, engine_config, store_sizes};
+pub use setup::{Limits, engine_config, store_sizes};

@@ -7,9 +7,6 @@ use calla_model::shape::PAGE_TOKENS;
 use calla_ops::Runner;
 use calla_store::Sizes;
 
-/// Rows of a step that prefill may use. Large enough that each weight is read once for many rows, small
-/// enough that activations stay in cache and a cancel is heard soon.
-pub const SLICE_ROWS: usize = 256;
 /// A snapshot at least every so many tokens of a long prompt.
 const SNAPSHOT_INTERVAL: usize = 2048;
 /// Tokens of evicted prefixes that are remembered, to say why a prompt missed: 16 MB.
@@ -45,7 +42,7 @@ pub fn engine_config(runner: &dyn Runner, rule: CutRule, limits: Limits) -> Engi
         context: limits.context.min(cache.pages * PAGE_TOKENS).min(shape.max_positions),
         running_max: limits.running_max,
         queue_max: limits.queue_max,
-        slice_rows: SLICE_ROWS,
+        slice_rows: runner.slice_rows(),
         rule,
         arithmetic: if runner.decodes_as_it_prefills() {
             Arithmetic::Uniform

@@ -19,8 +19,8 @@ use calla_model::budget::{
 };
 use calla_model::format::AffineFormat;
 use calla_model::{Config, Network, Shape};
+use calla_ops::SLICE_ROWS;
 use calla_ops::SpanKind;
-use calla_runtime::SLICE_ROWS;
 use calla_weights::Checkpoint;
 use floor::{Bounds, Work};
 use std::path::PathBuf;
