@@ -3,14 +3,22 @@
 use crate::cache::Cache;
 use crate::compiler::{Architecture, Compiler};
 use crate::error::{CudaError, Kind, describe, driver_error};
+use crate::graph::Graph;
 use crate::library::Library;
 use crate::memory::Buffer;
-use crate::module::Module;
-use crate::options::Options;
-use calla_gpu::{BufferId, Device, DeviceError, Dispatch, Pipelines, Range, check};
+use crate::module::{Call, Module};
+use crate::options::{Options, Replay};
+use crate::order::random_order;
+use crate::profile::{Profile, Stopwatch};
+use crate::staging::Staging;
+use calla_gpu::{
+    BoundPlan, BufferId, Device, DeviceError, Dispatch, Pipelines, PlanId, Range, check,
+};
 use cudarc::driver::result::{self, DriverError};
 use cudarc::driver::sys::{self, CUdeviceptr};
 use cudarc::driver::{CudaContext, CudaStream};
+use std::cell::OnceCell;
+use std::collections::HashMap;
 use std::sync::Arc;
 
 /// Most threadgroups in each dimension.
@@ -19,6 +27,10 @@ const MAX_GRID: [u32; 3] = [0x7fff_ffff, 0xffff, 0xffff];
 const MAX_THREADS: u32 = 256;
 /// Rows of a slice: 64 to an expert of the full network on average, a tile.
 const SLICE_ROWS: usize = 2048;
+/// Bytes of pinned memory. Tables of a step take a few thousand, logits of a row a million.
+const STAGING: usize = 8 << 20;
+/// Copies to the GPU of more bytes than this are not staged: the driver does as well.
+const STAGED_MAX: usize = 1 << 18;
 
 /// Runs kernels on an NVIDIA GPU.
 #[derive(Debug)]
@@ -28,7 +40,13 @@ pub struct CudaDevice {
     compiler: Compiler,
     cache: Cache,
     library: Library,
+    /// Of plans, by their ids. All are dropped before a buffer is: they have its address.
+    graphs: HashMap<PlanId, Graph>,
     pipelines: Pipelines<Module>,
+    staging: Staging,
+    profile: Profile,
+    /// What the GPU failed with, once nothing can be done with it any more.
+    lost: OnceCell<String>,
     /// By their ids; those that were released are `None`.
     buffers: Vec<Option<Buffer>>,
     // Last: what is above uses them to the end.
@@ -48,13 +66,18 @@ impl CudaDevice {
         let twins = if options.no_twins { None } else { Some(twin_memory(&context)?) };
         let library = Library::new(twins).map_err(Kind::from)?;
         let stream = context.new_stream().map_err(driver_error("make a stream"))?;
+        let staging = Staging::new(&context, STAGING).map_err(driver_error("pin memory"))?;
         Ok(Self {
             options: options.clone(),
             architecture,
             compiler,
             cache,
             library,
+            graphs: HashMap::new(),
             pipelines: Pipelines::default(),
+            staging,
+            profile: Profile::default(),
+            lost: OnceCell::new(),
             buffers: vec![],
             stream,
             context,
@@ -80,9 +103,46 @@ impl CudaDevice {
         Ok(self.context.name().map_err(driver_error("name the device"))?)
     }
 
+    /// Sets [`Options::replay`] and [`Options::profile`], for comparisons.
+    pub fn set_replay(&mut self, replay: Replay, profile: bool) {
+        self.graphs.clear();
+        (self.options.replay, self.options.profile) = (replay, profile);
+    }
+
+    /// What took the time of plans that were replayed, where [`Options::profile`] is set, and from now on again.
+    pub fn take_profile(&mut self) -> Profile {
+        std::mem::take(&mut self.profile)
+    }
+
     /// Makes the context this thread's, as everything that follows needs it.
     fn bind(&self, label: &str) -> Result<(), DeviceError> {
-        self.context.bind_to_thread().map_err(failed(label))
+        if let Some(first) = self.lost.get() {
+            let reason = format!("the GPU was lost before ({first}): start the program again");
+            return Err(DeviceError::failed(label, reason));
+        }
+        self.context.bind_to_thread().map_err(self.failed(label))
+    }
+
+    /// Says what failed. An error that stays, as after an invalid access, makes the device unusable.
+    fn failed(&self, label: &str) -> impl FnOnce(DriverError) -> DeviceError {
+        move |error| {
+            let mut reason = describe(&error);
+            // The driver answers every call with it from then on.
+            if self.stream.synchronize().is_err() {
+                if !self.options.wait {
+                    reason += ", here or in what was started before";
+                }
+                let _ = self.lost.set(format!("{label}: {reason}"));
+            }
+            DeviceError::failed(label, reason)
+        }
+    }
+
+    /// Waits for what runs.
+    fn wait(&mut self, label: &str) -> Result<(), DeviceError> {
+        self.stream.synchronize().map_err(self.failed(label))?;
+        self.staging.clear();
+        Ok(())
     }
 
     fn buffer(&self, id: BufferId) -> Result<&Buffer, String> {
@@ -127,15 +187,15 @@ impl CudaDevice {
             let dispatch = &dispatches[compiled.dispatch];
             let Some((_, entry)) = self.library.entry(dispatch.entry) else { continue };
             let module = Module::load(&self.context, entry, dispatch, &compiled)
-                .map_err(failed(&format!("loading {}", dispatch.entry)))?;
+                .map_err(self.failed(&format!("loading {}", dispatch.entry)))?;
             self.pipelines.insert(dispatch, module);
         }
         Ok(())
     }
 
-    fn start(&self, dispatch: &Dispatch) -> Result<(), DeviceError> {
-        let entry = || dispatch.label.clone();
-        let kernel_error = |reason| DeviceError::Kernel { entry: entry(), reason };
+    /// A checked dispatch.
+    fn call<'a>(&'a self, dispatch: &'a Dispatch) -> Result<Call<'a>, DeviceError> {
+        let kernel_error = |reason| DeviceError::Kernel { entry: dispatch.label.clone(), reason };
         let found = self.library.entry(dispatch.entry).zip(self.pipelines.get(dispatch));
         let Some(((file, _), module)) = found else {
             return Err(kernel_error("it was not loaded".to_owned()));
@@ -150,13 +210,57 @@ impl CudaDevice {
         check::dispatch(dispatch, &kernel, &|id| self.len(id)).map_err(kernel_error)?;
         let buffers = dispatch.bindings.iter().map(|binding| self.address(binding.range));
         let buffers: Vec<CUdeviceptr> = buffers.collect::<Result<_, _>>().map_err(kernel_error)?;
-        // SAFETY: the check has found as many buffers and bytes as the kernel takes, and each range inside its buffer, which
+        Ok(Call { module, launch: module.launch_of(dispatch), buffers, params: &dispatch.params })
+    }
+
+    fn start(&self, dispatch: &Dispatch) -> Result<(), DeviceError> {
+        let call = self.call(dispatch)?;
+        // SAFETY: `call` has found as many buffers and bytes as the kernel takes, and each range inside its buffer, which
         // lives as long as the device. That kernels stay inside the ranges is what their tests are for.
-        let started = unsafe { module.launch(dispatch, &buffers, self.stream.cu_stream()) };
-        started.map_err(failed(&dispatch.label))?;
+        let started = unsafe { call.start(self.stream.cu_stream()) };
+        started.map_err(self.failed(&dispatch.label))?;
         if self.options.wait {
-            self.stream.synchronize().map_err(failed(&dispatch.label))?;
+            self.stream.synchronize().map_err(self.failed(&dispatch.label))?;
         }
+        Ok(())
+    }
+
+    /// A plan as a graph.
+    fn graph(&mut self, plan: &BoundPlan) -> Result<Graph, DeviceError> {
+        let dispatches = plan.dispatches();
+        self.load(dispatches)?;
+        for stage in check::stages(dispatches, plan.stages())? {
+            if cfg!(debug_assertions) {
+                check::stage(stage)?;
+            }
+        }
+        let calls: Vec<Call<'_>> =
+            dispatches.iter().map(|dispatch| self.call(dispatch)).collect::<Result<_, _>>()?;
+        let (calls, edges) = match self.options.replay {
+            Replay::Shuffled(seed) => {
+                let order = random_order(calls.len(), plan.edges(), seed);
+                let calls = order.iter().map(|&index| calls[index as usize].clone()).collect();
+                (calls, (1..order.len() as u32).map(|to| [to - 1, to]).collect())
+            }
+            _ => (calls, plan.edges().to_vec()),
+        };
+        // SAFETY: as for `start`; `release` drops graphs before buffers.
+        let graph = unsafe { Graph::new(&self.context, &calls, &edges) };
+        graph.map_err(self.failed("a graph"))
+    }
+
+    /// Runs a plan dispatch by dispatch and takes the times.
+    fn run_timed(&mut self, plan: &BoundPlan) -> Result<(), DeviceError> {
+        self.load(plan.dispatches())?;
+        let stream = self.stream.cu_stream();
+        let mut watch = Stopwatch::start(stream).map_err(self.failed("an event"))?;
+        for dispatch in plan.dispatches() {
+            self.start(dispatch)?;
+            watch.lap(stream).map_err(self.failed("an event"))?;
+        }
+        self.wait("a plan")?;
+        let laps = watch.laps().map_err(self.failed("an event"))?;
+        self.profile.add(plan.dispatches(), &laps);
         Ok(())
     }
 
@@ -204,11 +308,6 @@ fn twin_memory(context: &CudaContext) -> Result<u32, CudaError> {
     Ok(u32::try_from(bytes).unwrap_or(0))
 }
 
-fn failed(label: &str) -> impl FnOnce(DriverError) -> DeviceError {
-    let label = label.to_owned();
-    |error| DeviceError::failed(label, describe(&error))
-}
-
 impl Device for CudaDevice {
     fn allocate(&mut self, label: &str, bytes: u64) -> Result<BufferId, DeviceError> {
         self.bind(label)?;
@@ -218,13 +317,13 @@ impl Device for CudaDevice {
         let len = bytes.max(1).checked_next_multiple_of(16).ok_or_else(out_of_memory)?;
         let buffer = Buffer::new(&self.context, len).map_err(|error| match error.0 {
             sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY => out_of_memory(),
-            _ => failed(label)(error),
+            _ => self.failed(label)(error),
         })?;
         if self.options.poison {
             let (len, stream) = (len as usize, self.stream.cu_stream());
             // SAFETY: the buffer has so many bytes, and nothing else uses it yet.
             let filled = unsafe { result::memset_d8_async(buffer.address, 0xff, len, stream) };
-            filled.map_err(failed(label))?;
+            filled.map_err(self.failed(label))?;
         }
         let id = u32::try_from(self.buffers.len()).map_err(|_| out_of_memory())?;
         self.buffers.push(Some(buffer));
@@ -234,8 +333,10 @@ impl Device for CudaDevice {
     fn release(&mut self, buffer: BufferId) -> Result<(), DeviceError> {
         let label = "a release";
         self.bind(label)?;
-        self.stream.synchronize().map_err(failed(label))?;
+        self.wait(label)?;
         self.buffer(buffer).map_err(|reason| DeviceError::failed(label, reason))?;
+        // Those of plans that are run once more are made again, and checked again.
+        self.graphs.clear();
         self.buffers[buffer.0 as usize] = None;
         Ok(())
     }
@@ -244,18 +345,55 @@ impl Device for CudaDevice {
         let label = "a write";
         let address = self.copied(label, range, bytes.len())?;
         self.bind(label)?;
-        // SAFETY: the range lies in its buffer, and `bytes` stay until the stream is through.
-        let copied = unsafe { result::memcpy_htod_async(address, bytes, self.stream.cu_stream()) };
-        copied.and_then(|()| self.stream.synchronize()).map_err(failed(label))
+        let stream = self.stream.cu_stream();
+        if bytes.len() > STAGED_MAX {
+            // SAFETY: the range lies in its buffer, and `bytes` stay until the stream is through.
+            let copied = unsafe { result::memcpy_htod_async(address, bytes, stream) };
+            copied.map_err(self.failed(label))?;
+            return self.wait(label);
+        }
+        let mut place = self.staging.take(bytes.len());
+        if place.is_none() {
+            self.wait(label)?;
+            place = self.staging.take(bytes.len());
+        }
+        let place = place.ok_or_else(|| DeviceError::failed(label, "it is larger than staging"))?;
+        // SAFETY: `place` has room for `bytes`, and no copy that is under way uses it. The range lies in its buffer. What was
+        // staged stays until a wait says that the stream is through.
+        let copied = unsafe {
+            std::ptr::copy_nonoverlapping(bytes.as_ptr(), place, bytes.len());
+            let staged = std::slice::from_raw_parts(place, bytes.len());
+            result::memcpy_htod_async(address, staged, stream)
+        };
+        copied.map_err(self.failed(label))
     }
 
     fn read(&mut self, range: Range, bytes: &mut [u8]) -> Result<(), DeviceError> {
         let label = "a read";
         let address = self.copied(label, range, bytes.len())?;
         self.bind(label)?;
-        // SAFETY: the range lies in its buffer, and `bytes` stay until the stream is through.
-        let copied = unsafe { result::memcpy_dtoh_async(bytes, address, self.stream.cu_stream()) };
-        copied.and_then(|()| self.stream.synchronize()).map_err(failed(label))
+        let mut done = 0;
+        for part in bytes.chunks_mut(self.staging.len()) {
+            let mut place = self.staging.take(part.len());
+            if place.is_none() {
+                self.wait(label)?;
+                place = self.staging.take(part.len());
+            }
+            let place =
+                place.ok_or_else(|| DeviceError::failed(label, "it is larger than staging"))?;
+            // SAFETY: `place` has room for as many bytes, and no other copy that is under way uses it. The range lies in its
+            // buffer.
+            let copied = unsafe {
+                let staged = std::slice::from_raw_parts_mut(place, part.len());
+                result::memcpy_dtoh_async(staged, address + done, self.stream.cu_stream())
+            };
+            copied.map_err(self.failed(label))?;
+            self.wait(label)?;
+            // SAFETY: the copy has ended, and nothing else has been staged since.
+            unsafe { std::ptr::copy_nonoverlapping(place, part.as_mut_ptr(), part.len()) };
+            done += part.len() as u64;
+        }
+        Ok(())
     }
 
     fn run(&mut self, dispatches: &[Dispatch], stages: &[usize]) -> Result<(), DeviceError> {
@@ -281,6 +419,29 @@ impl Device for CudaDevice {
     fn rounding(&self) -> String {
         let kernels = if self.options.no_twins { "Metal" } else { "own" };
         format!("{}, {kernels} kernels", self.architecture)
+    }
+
+    fn replay(&mut self, plan: &BoundPlan) -> Result<(), DeviceError> {
+        if self.options.profile {
+            self.bind("a plan")?;
+            return self.run_timed(plan);
+        }
+        if self.options.wait || self.options.replay == Replay::Launches {
+            return self.run(plan.dispatches(), plan.stages());
+        }
+        self.bind("a plan")?;
+        if !self.graphs.contains_key(&plan.id()) {
+            let graph = self.graph(plan)?;
+            self.graphs.insert(plan.id(), graph);
+        }
+        let graph = &self.graphs[&plan.id()];
+        // SAFETY: `graph` has checked all calls, and no buffer was released since.
+        let started = unsafe { graph.launch(self.stream.cu_stream()) };
+        started.map_err(self.failed("a plan"))
+    }
+
+    fn forget(&mut self, plan: PlanId) {
+        self.graphs.remove(&plan);
     }
 }
 

@@ -1,4 +1,4 @@
-//! A pipeline that is loaded on the GPU.
+//! A pipeline that is loaded on the GPU, and its calls.
 
 use crate::library::Compiled;
 use crate::twins::{Launch, Twin};
@@ -15,7 +15,7 @@ use std::sync::Arc;
 pub(crate) struct Module {
     context: Arc<CudaContext>,
     module: CUmodule,
-    function: CUfunction,
+    pub(crate) function: CUfunction,
     pub(crate) buffers: Vec<check::Buffer>,
     /// Most threads of a threadgroup: registers may leave room for fewer than the kernel would take.
     pub(crate) max_threads: u32,
@@ -88,36 +88,49 @@ impl Module {
         let twin = self.twin.and_then(|twin| (twin.launch)(dispatch));
         twin.unwrap_or_else(|| Launch::of(dispatch))
     }
+}
+
+/// A run of a kernel with all that it takes.
+#[derive(Clone, Debug)]
+pub(crate) struct Call<'a> {
+    pub(crate) module: &'a Module,
+    pub(crate) launch: Launch,
+    /// Addresses, as many as it takes.
+    pub(crate) buffers: Vec<CUdeviceptr>,
+    /// Its parameters, as many bytes as it takes.
+    pub(crate) params: &'a [u8],
+}
+
+impl Call<'_> {
+    /// Pointers to what the kernel takes, good while the call is there.
+    pub(crate) fn arguments(&self) -> Vec<*mut c_void> {
+        let buffers = self.buffers.iter();
+        let mut arguments: Vec<*mut c_void> =
+            buffers.map(|buffer| std::ptr::from_ref(buffer).cast_mut().cast()).collect();
+        if !self.params.is_empty() {
+            arguments.push(self.params.as_ptr().cast_mut().cast());
+        }
+        arguments
+    }
 
     /// Starts it. The context is the thread's.
     ///
     /// # Safety
     /// `buffers` are addresses on this GPU, as many as the kernel takes, at which it may do what the dispatch has bound
-    /// them for until the stream is through with it, and the dispatch's parameters are as many bytes as it takes.
-    pub(crate) unsafe fn launch(
-        &self,
-        dispatch: &Dispatch,
-        buffers: &[CUdeviceptr],
-        stream: CUstream,
-    ) -> Result<(), DriverError> {
-        let mut arguments: Vec<*mut c_void> =
-            buffers.iter().map(|buffer| std::ptr::from_ref(buffer).cast_mut().cast()).collect();
-        if !dispatch.params.is_empty() {
-            arguments.push(dispatch.params.as_ptr().cast_mut().cast());
-        }
-        let launch = self.launch_of(dispatch);
-        let [x, y, z] = launch.grid;
-        let [threads_x, threads_y, threads_z] = launch.threads;
+    /// them for until the stream is through with it, and `params` are as many bytes as it takes.
+    pub(crate) unsafe fn start(&self, stream: CUstream) -> Result<(), DriverError> {
+        let [x, y, z] = self.launch.grid;
+        let [threads_x, threads_y, threads_z] = self.launch.threads;
         // SAFETY: the function is loaded, its arguments are as the caller promises, and the driver has copied them when it
         // returns.
         unsafe {
             launch_kernel(
-                self.function,
+                self.module.function,
                 (x, y, z),
                 (threads_x, threads_y, threads_z),
-                launch.shared,
+                self.launch.shared,
                 stream,
-                &mut arguments,
+                &mut self.arguments(),
             )
         }
     }

@@ -11,17 +11,35 @@ pub struct Options {
     pub cache: Option<PathBuf>,
     /// Fill new buffers with 0xff, which reads as NaN, so that reading what nothing wrote shows. For tests.
     pub poison: bool,
-    /// Wait for each dispatch, so that a failure names the one that failed. For tests.
+    /// Wait for each dispatch, so that a failure names the one that failed; plans are no graphs then. For tests.
     pub wait: bool,
     /// Run the translated Metal kernels alone, without those written for NVIDIA GPUs. For tests and comparisons.
     pub no_twins: bool,
+    /// How plans that are run again are run.
+    pub replay: Replay,
+    /// Take the time of each dispatch of plans that are run again, which are no graphs then.
+    pub profile: bool,
+}
+
+/// How plans that are run again are run. Results are the same.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Replay {
+    /// As graphs with the edges of the plan.
+    #[default]
+    Graph,
+    /// As graphs in which each kernel waits for the one before: in a random order that obeys the edges, from this seed.
+    /// Edges that a plan lacks show so.
+    Shuffled(u32),
+    /// Each dispatch is launched by itself, in the plan's order.
+    Launches,
 }
 
 impl Options {
-    /// `CALLA_GPU_CUDA` (a number), `CALLA_GPU_CUBINS` (a folder) and `CALLA_GPU_TWINS` (0 or 1).
+    /// `CALLA_GPU_CUDA` (a number), `CALLA_GPU_CUBINS` (a folder), `CALLA_GPU_TWINS` (0 or 1) and `CALLA_GPU_REPLAY`
+    /// (`graph`, `launches`, or a number, the seed of random orders).
     ///
     /// # Panics
-    /// If a number is not one.
+    /// If a number is not one, or a word is unknown.
     #[must_use]
     pub fn from_env() -> Self {
         let ordinal = std::env::var("CALLA_GPU_CUDA").map_or(0, |text| {
@@ -33,7 +51,14 @@ impl Options {
             Ok("1") | Err(_) => false,
             Ok(text) => panic!("CALLA_GPU_TWINS is 0 or 1, not {text:?}"),
         };
-        Self { ordinal, cache, no_twins, ..Self::default() }
+        let replay = match std::env::var("CALLA_GPU_REPLAY").as_deref() {
+            Err(_) | Ok("graph") => Replay::Graph,
+            Ok("launches") => Replay::Launches,
+            Ok(seed) => Replay::Shuffled(seed.parse().unwrap_or_else(|_| {
+                panic!("CALLA_GPU_REPLAY is graph, launches or a number, not {seed:?}")
+            })),
+        };
+        Self { ordinal, cache, no_twins, replay, ..Self::default() }
     }
 
     /// Where machine code is kept.

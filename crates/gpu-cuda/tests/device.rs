@@ -1,7 +1,11 @@
 //! What a device refuses, and how it says so, where there is one.
 
-use calla_gpu::{Access, BufferId, Device as _, DeviceError, Dispatch, Dtype, Range, Tensor};
-use calla_gpu_cuda::{CudaDevice, Options};
+use calla_gpu::copy::{clear, copy};
+use calla_gpu::{
+    Access, BoundPlan, BufferId, Device as _, DeviceError, Dispatch, Dtype, Part, Plan, Range,
+    Recording, Tensor,
+};
+use calla_gpu_cuda::{CudaDevice, Options, Replay};
 
 /// A device with a cache of its own, or `None` with the reason printed.
 fn device() -> Option<(CudaDevice, tempfile::TempDir)> {
@@ -63,7 +67,7 @@ fn dispatches_that_do_not_fit_are_refused() {
     let Some((mut device, folder)) = device() else { return };
     let (x, y) = (tensor(&mut device, 64), tensor(&mut device, 64));
     device.write(x.range, &[5; 256]).unwrap();
-    let fine = calla_gpu::copy::copy(x.range, y.range);
+    let fine = copy(x.range, y.range);
     type Change = fn(&mut Dispatch);
     let changes: [(Change, &str); 8] = [
         (|d| d.entry = "none", "no kernel has this name"),
@@ -89,4 +93,57 @@ fn dispatches_that_do_not_fit_are_refused() {
     device.read(y.range, &mut bytes).unwrap();
     assert_eq!(bytes, [5; 256]);
     assert!(std::fs::read_dir(folder.path()).unwrap().count() > 0, "machine code is kept");
+}
+
+/// A plan of copies along a chain of buffers, of which the last is cleared at its start.
+fn chain(tensors: &[Tensor], arena: BufferId) -> BoundPlan {
+    let mut recording = Recording::default();
+    recording.push(Part::Moe, clear(tensors[tensors.len() - 1].range));
+    for pair in tensors.windows(2) {
+        recording.push(Part::Moe, copy(pair[0].range, pair[1].range));
+    }
+    BoundPlan::new(&Plan::new(recording), arena)
+}
+
+#[test]
+fn plans_are_replayed_in_every_way_until_a_buffer_is_gone() {
+    let Some((mut device, _folder)) = device() else { return };
+    let tensors: Vec<Tensor> = (0..20).map(|_| tensor(&mut device, 64)).collect();
+    let arena = device.allocate("arena", 16).unwrap();
+    let plan = chain(&tensors, arena);
+    let ways = [Replay::Graph, Replay::Launches, Replay::Shuffled(1), Replay::Shuffled(2)];
+    for (i, way) in (1..).zip(ways) {
+        device.set_replay(way, false);
+        // Twice with the same graph: what it reads is what was written in between.
+        for value in [i, 100 + i] {
+            device.write(tensors[0].range, &[value; 256]).unwrap();
+            device.replay(&plan).unwrap();
+            let mut bytes = [0; 256];
+            device.read(tensors[19].range, &mut bytes).unwrap();
+            assert_eq!(bytes, [value; 256], "{way:?}");
+        }
+        device.forget(plan.id());
+        device.replay(&plan).unwrap();
+    }
+    device.set_replay(Replay::Launches, true);
+    device.replay(&plan).unwrap();
+    let profile = device.take_profile();
+    assert_eq!(profile.rows().values().map(|row| row.count).sum::<u64>(), 20);
+    assert!(profile.rows().values().all(|row| row.microseconds > 0.0), "{profile}");
+    for way in ways {
+        device.set_replay(way, false);
+        device.replay(&plan).unwrap();
+        let gone = tensor(&mut device, 64);
+        let other = chain(&[tensors[0], gone], arena);
+        device.replay(&other).unwrap();
+        device
+            .release(match gone.range.place {
+                calla_gpu::Place::Buffer(id) => id,
+                calla_gpu::Place::Scratch(_) => unreachable!("it was allocated"),
+            })
+            .unwrap();
+        let error = device.replay(&other).unwrap_err().to_string();
+        assert!(error.contains("was released"), "{way:?}: {error}");
+        device.replay(&plan).unwrap();
+    }
 }

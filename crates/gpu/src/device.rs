@@ -1,6 +1,7 @@
 //! What executes dispatches: a Metal or CUDA device, or the host driver of the tests.
 
 use crate::dispatch::Dispatch;
+use crate::plan::{BoundPlan, PlanId};
 use crate::tensor::{BufferId, Range};
 
 /// Why a device could not do what it was asked to.
@@ -55,7 +56,7 @@ pub trait Device: Send {
     /// If there is no such buffer, as after it was released, or the device failed.
     fn release(&mut self, buffer: BufferId) -> Result<(), DeviceError>;
 
-    /// Copies bytes to a buffer. Waits for what runs.
+    /// Copies bytes to a buffer, after what runs. `bytes` are free when it returns.
     ///
     /// # Errors
     /// If the device failed.
@@ -83,4 +84,15 @@ pub trait Device: Send {
     fn rounding(&self) -> String {
         "Metal kernels".to_owned()
     }
+
+    /// Runs a plan that is run again and again: what a device makes of it, it may keep until it is told to forget it.
+    ///
+    /// # Errors
+    /// As those of [`Device::run`].
+    fn replay(&mut self, plan: &BoundPlan) -> Result<(), DeviceError> {
+        self.run(plan.dispatches(), plan.stages())
+    }
+
+    /// Gives back what is kept of a plan, which is not run again. Fine if nothing is.
+    fn forget(&mut self, _plan: PlanId) {}
 }

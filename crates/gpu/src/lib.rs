@@ -57,7 +57,7 @@ pub use described::Described;
 pub use device::{Device, DeviceError};
 pub use dispatch::{Access, Binding, Dispatch, Traffic};
 pub use pipelines::Pipelines;
-pub use plan::{Part, Plan, Recording};
+pub use plan::{BoundPlan, Part, Plan, PlanId, Recording};
 pub use rotations::Rotations;
 pub use routing::{Grouped, Routing};
 pub use runner::{Choice, GpuRunner, RunnerSize};

@@ -1,10 +1,12 @@
 //! A step as data: dispatches in stages, the edges among them, and their temporaries in one arena.
 
+mod bound;
 mod graph;
 mod placement;
 mod recording;
 mod summary;
 
+pub use bound::{BoundPlan, PlanId};
 pub use recording::{Part, Recorded, Recording};
 pub use summary::{Summary, Totals};
 

@@ -8,7 +8,7 @@ mod plans;
 use crate::cache::{DeviceCache, SlotMoves, StateError};
 use crate::device::{Device, DeviceError};
 use crate::dispatch::Dispatch;
-use crate::plan::Plan;
+use crate::plan::{BoundPlan, Plan};
 use crate::recorder::{Bindings, record_draft, record_generation, record_step};
 use crate::rotations::Rotations;
 use crate::shape_constants::width;
@@ -18,7 +18,7 @@ use crate::weights::GpuParts;
 use calla_model::{Network, Shape};
 use calla_ops::{Batch, CacheError, CacheSize, Drafts, Rows, Runner, SpanKind, StepError};
 use growing::Growing;
-use plans::{Bound, PlanKey, Plans, Work};
+use plans::{PlanKey, Plans, Work};
 
 pub use generate::Choice;
 
@@ -159,7 +159,7 @@ impl<D: Device> GpuRunner<D> {
     /// Runs a plan on the tables that are there.
     fn run_prepared(&mut self, key: &PlanKey) -> Result<(), DeviceError> {
         let plan = self.plans.get(key).expect("a plan that was just recorded");
-        self.device.run(&plan.dispatches, &plan.stages)
+        self.device.replay(plan)
     }
 
     /// Buffers for the tables of a step, and for its logits.
@@ -209,8 +209,7 @@ impl<D: Device> GpuRunner<D> {
         let plan = Plan::new(recording);
         let bytes = plan.scratch_bytes();
         let (scratch, _) = self.scratch.at_least(&mut self.device, &mut self.plans, bytes)?;
-        let dispatches = plan.bind(scratch);
-        self.plans.insert(key, Bound { dispatches, stages: plan.stages().to_vec() });
+        self.plans.insert(&mut self.device, key, BoundPlan::new(&plan, scratch));
         Ok(())
     }
 

@@ -42,7 +42,7 @@ impl Growing {
         if let Some(buffer) = self.buffer.filter(|&(_, held)| held >= bytes) {
             return Ok(buffer);
         }
-        plans.clear();
+        plans.clear(device);
         if let Some((old, _)) = self.buffer.take() {
             device.release(old)?;
         }

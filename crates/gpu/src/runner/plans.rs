@@ -1,6 +1,7 @@
 //! Plans that were recorded, to be run again.
 
-use crate::dispatch::Dispatch;
+use crate::device::Device;
+use crate::plan::BoundPlan;
 use crate::step_tables::TableCounts;
 use calla_ops::SpanKind;
 use std::collections::HashMap;
@@ -33,35 +34,30 @@ pub(super) struct PlanKey {
     pub(super) context: u32,
 }
 
-/// A plan whose ranges all lie in buffers.
-#[derive(Debug)]
-pub(super) struct Bound {
-    pub(super) dispatches: Vec<Dispatch>,
-    pub(super) stages: Vec<usize>,
-}
-
 /// Most plans that are kept: slices of prompts come in many sizes.
 const PLANS_MAX: usize = 64;
 
 /// Plans by what they depend on.
 #[derive(Debug, Default)]
-pub(super) struct Plans(HashMap<PlanKey, Bound>);
+pub(super) struct Plans(HashMap<PlanKey, BoundPlan>);
 
 impl Plans {
-    pub(super) fn get(&self, key: &PlanKey) -> Option<&Bound> {
+    pub(super) fn get(&self, key: &PlanKey) -> Option<&BoundPlan> {
         self.0.get(key)
     }
 
     /// Forgets all of them: a buffer that they bind is no longer there.
-    pub(super) fn clear(&mut self) {
-        self.0.clear();
+    pub(super) fn clear(&mut self, device: &mut dyn Device) {
+        self.0.drain().for_each(|(_, plan)| device.forget(plan.id()));
     }
 
     /// Keeps a plan.
-    pub(super) fn insert(&mut self, key: PlanKey, plan: Bound) {
+    pub(super) fn insert(&mut self, device: &mut dyn Device, key: PlanKey, plan: BoundPlan) {
         if self.0.len() >= PLANS_MAX {
-            self.0.clear();
+            self.clear(device);
         }
-        self.0.insert(key, plan);
+        if let Some(old) = self.0.insert(key, plan) {
+            device.forget(old.id());
+        }
     }
 }

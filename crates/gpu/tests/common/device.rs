@@ -1,6 +1,6 @@
 //! The device that tests of kernels run on: the host, or a GPU where `CALLA_GPU_DEVICE` says so.
 
-use calla_gpu::{BufferId, Device, DeviceError, Dispatch, Range};
+use calla_gpu::{BoundPlan, BufferId, Device, DeviceError, Dispatch, PlanId, Range};
 use calla_gpu_cuda::CudaDevice;
 use calla_gpu_host::HostDevice;
 
@@ -15,7 +15,8 @@ pub enum TestDevice {
 impl TestDevice {
     /// A device, or `None` with the reason printed where this machine has none.
     ///
-    /// `CALLA_GPU_DEVICE`: `host`, which is what it is without it, `cuda`, or on a Mac `metal`.
+    /// `CALLA_GPU_DEVICE`: `host`, which is what it is without it, `cuda`, or on a Mac `metal`. CUDA waits for each dispatch
+    /// unless `CALLA_GPU_REPLAY` says how plans are run.
     pub fn new() -> Option<Self> {
         let name = std::env::var("CALLA_GPU_DEVICE").unwrap_or_else(|_| "host".to_owned());
         let (device, missing) = match name.as_str() {
@@ -29,7 +30,8 @@ impl TestDevice {
             }
             "cuda" => {
                 let options = calla_gpu_cuda::Options::from_env();
-                let options = calla_gpu_cuda::Options { poison: true, wait: true, ..options };
+                let wait = std::env::var_os("CALLA_GPU_REPLAY").is_none();
+                let options = calla_gpu_cuda::Options { poison: true, wait, ..options };
                 let device = CudaDevice::new(&options);
                 // Who asks for one wants its verdict.
                 (
@@ -104,5 +106,13 @@ impl Device for TestDevice {
 
     fn run(&mut self, dispatches: &[Dispatch], stages: &[usize]) -> Result<(), DeviceError> {
         self.driver().run(dispatches, stages)
+    }
+
+    fn replay(&mut self, plan: &BoundPlan) -> Result<(), DeviceError> {
+        self.driver().replay(plan)
+    }
+
+    fn forget(&mut self, plan: PlanId) {
+        self.driver().forget(plan);
     }
 }

@@ -2,7 +2,9 @@
 
 use crate::common::TestDevice;
 use crate::sequences::{Model, Part, Sequence, State, require_same, runner_size, step, try_step};
-use calla_gpu::{BufferId, Device, DeviceError, Dispatch, GpuRunner, Range, upload};
+use calla_gpu::{
+    BoundPlan, BufferId, Device, DeviceError, Dispatch, GpuRunner, PlanId, Range, upload,
+};
 use calla_ops::{Rows, Runner};
 
 /// A device of which one call fails.
@@ -58,6 +60,18 @@ impl Device for Failing {
         let stages = &stages[..stages.len() * 2 / 3];
         self.device.run(&dispatches[..stages.iter().sum()], stages)?;
         Err(failed("a run"))
+    }
+
+    fn replay(&mut self, plan: &BoundPlan) -> Result<(), DeviceError> {
+        if self.after == Some(0) {
+            return self.run(plan.dispatches(), plan.stages());
+        }
+        self.fails();
+        self.device.replay(plan)
+    }
+
+    fn forget(&mut self, plan: PlanId) {
+        self.device.forget(plan);
     }
 }
 
