@@ -7,6 +7,7 @@
 mod cache;
 mod compiler;
 mod device;
+mod devices;
 mod error;
 mod graph;
 mod library;
@@ -20,6 +21,7 @@ mod twins;
 
 pub use compiler::{Architecture, Compiler};
 pub use device::CudaDevice;
+pub use devices::{DeviceInfo, devices, driver_version};
 pub use error::CudaError;
 pub use options::{Options, Replay};
 pub use profile::{Profile, ProfileRow};

@@ -5,7 +5,7 @@ use calla_gpu::{
     Access, BoundPlan, BufferId, Device as _, DeviceError, Dispatch, Dtype, Part, Plan, Range,
     Recording, Tensor,
 };
-use calla_gpu_cuda::{CudaDevice, Options, Replay};
+use calla_gpu_cuda::{Architecture, CudaDevice, Options, Replay, devices, driver_version};
 
 /// A device with a cache of its own, or `None` with the reason printed.
 fn device() -> Option<(CudaDevice, tempfile::TempDir)> {
@@ -145,5 +145,27 @@ fn plans_are_replayed_in_every_way_until_a_buffer_is_gone() {
         let error = device.replay(&other).unwrap_err().to_string();
         assert!(error.contains("was released"), "{way:?}: {error}");
         device.replay(&plan).unwrap();
+    }
+}
+
+#[test]
+fn devices_are_listed_or_what_is_missing_is_said() {
+    let (found, driver) = match (devices(), driver_version()) {
+        (Ok(found), Ok(driver)) => (found, driver),
+        (Err(error), _) | (_, Err(error)) => {
+            assert!(error.is_missing(), "{error}");
+            println!("skipped: {error}");
+            return;
+        }
+    };
+    println!("{driver:?} {found:?}");
+    assert!(driver.0 >= 12, "{driver:?}");
+    for (ordinal, info) in (0..).zip(&found) {
+        assert_eq!(info.ordinal, ordinal);
+        assert!(info.memory > 1 << 30 && !info.name.is_empty(), "{info:?}");
+        if info.architecture >= Architecture::OLDEST {
+            let free = CudaDevice::free_memory(&Options { ordinal, ..Options::default() }).unwrap();
+            assert!(free <= info.memory, "{free} of {info:?}");
+        }
     }
 }
