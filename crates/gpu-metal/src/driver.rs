@@ -1,7 +1,7 @@
 //! The driver: buffers, pipelines, and dispatches in command buffers, over any [`Api`].
 
 use crate::api::{Api, Language};
-use crate::capabilities::Unsuitable;
+use crate::capabilities::{Capabilities, Unsuitable};
 use crate::fault::Fault;
 use crate::inline::inline;
 use crate::pace::Pace;
@@ -28,6 +28,17 @@ pub enum Kernels {
 /// Why there is no device.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum OpenError {
+    /// This is no Mac.
+    #[error("this system has no Metal: only macOS has (--device cpu runs here)")]
+    NotMacos,
+    /// A trace was asked for that cannot be recorded.
+    #[error("cannot record a GPU trace at {path}: {reason}")]
+    Trace {
+        /// Where it was to be.
+        path: String,
+        /// What to do about it, or what Metal said.
+        reason: String,
+    },
     /// The machine has no GPU that Metal knows, as a virtual machine may.
     #[error("Metal finds no GPU in this machine (--device cpu runs without)")]
     NoDevice,
@@ -152,6 +163,12 @@ impl<A: Api> MetalDevice<A> {
         }
         self.libraries.push(library);
         Ok(())
+    }
+
+    /// What the device and its system offer.
+    #[must_use]
+    pub fn capabilities(&self) -> &Capabilities {
+        self.api.capabilities()
     }
 
     /// The layer below.

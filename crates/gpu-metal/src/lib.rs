@@ -12,9 +12,13 @@ pub mod fault;
 pub mod inline;
 #[cfg(target_os = "macos")]
 pub mod metal;
+#[cfg(not(target_os = "macos"))]
+pub mod no_metal;
+pub mod options;
 pub mod pace;
 
 pub use api::{Api, Ended, Language};
 pub use capabilities::Capabilities;
 pub use driver::{Kernels, MetalDevice, OpenError};
 pub use fault::Fault;
+pub use options::{Description, Opened, Options, SystemDevice, Unused, open};

@@ -6,6 +6,7 @@ use crate::api::{Api, Ended, Language, PipelineLimits};
 use crate::capabilities::Capabilities;
 use crate::driver::{Kernels, MetalDevice, OpenError};
 use crate::fault::Fault;
+use crate::options::{Description, Opened, Options, Unused};
 use calla_gpu::Dispatch;
 use calla_gpu::metal4::{SelfTestError, self_test};
 use objc2::rc::{Retained, autoreleasepool};
@@ -53,22 +54,32 @@ pub struct Buffer(Object<dyn MTLBuffer>);
 // SAFETY: Metal's resources are retained and released atomically; their contents are only touched through `&mut Metal`.
 unsafe impl Send for Buffer {}
 
-/// The GPU of this machine with kernels that every one runs, or with those for tensor units where it has them and their
-/// self-test passes; if it does not, why.
-///
-/// # Errors
-/// If there is no GPU, it is not suitable, or a kernel does not compile.
-pub fn open() -> Result<(MetalDevice<Metal>, Option<Metal4Off>), OpenError> {
+/// The default GPU, with kernels for tensor units where it has them and they pass their self-test.
+pub(crate) fn open(options: &Options) -> Result<Opened, OpenError> {
     let device = MetalDevice::new(Metal::new()?, Kernels::Plain)?;
-    Ok(match try_metal4() {
-        Ok(metal4) => (metal4, None),
-        Err(why) => (device, Some(why)),
-    })
+    let capabilities = device.capabilities().clone();
+    let tried = if options.metal4 { try_metal4() } else { Err(Metal4Off::NotWanted) };
+    let mut unused = vec![];
+    let (device, metal4) = match tried {
+        Ok(metal4) => (metal4, true),
+        Err(why) => {
+            unused.push(Unused { feature: "tensor units", reason: why.to_string() });
+            (device, false)
+        }
+    };
+    if !capabilities.has_residency_sets() {
+        let reason = "macOS 15 or later has them".to_owned();
+        unused.push(Unused { feature: "residency sets", reason });
+    }
+    Ok(Opened { device, description: Description { capabilities, metal4, unused } })
 }
 
 /// Why kernels for tensor units are not used.
 #[derive(Debug, thiserror::Error)]
 pub enum Metal4Off {
+    /// The options say so.
+    #[error("the options turn them off")]
+    NotWanted,
     /// The device has none, or the system is too old.
     #[error("this GPU or this macOS does not run kernels for tensor units")]
     NotThere,

@@ -143,9 +143,10 @@ fn metal() -> Result<Gpu, Unusable> {
 
 #[cfg(target_os = "macos")]
 fn metal() -> Result<Gpu, Unusable> {
-    use calla_gpu_metal::Api as _;
-    let (mut device, metal4_off) = calla_gpu_metal::metal::open()?;
-    let capabilities = device.api().capabilities().clone();
+    use calla_gpu_metal::{Description, Opened};
+    let options = calla_gpu_metal::Options::default();
+    let Opened { device, description } = calla_gpu_metal::open(&options)?;
+    let Description { capabilities, metal4, unused } = description;
     let working_set = capabilities.working_set_bytes;
     let (total, available) = this_machine()
         .map_or((working_set, working_set), |machine| (machine.total, machine.available));
@@ -160,10 +161,10 @@ fn metal() -> Result<Gpu, Unusable> {
         wanted: Wanted::Metal,
         name: capabilities.name,
         memory,
-        remark: metal4_off.as_ref().map(ToString::to_string),
+        remark: unused.first().map(ToString::to_string),
         opened: Some(Box::new(Driver {
             device,
-            name: if metal4_off.is_some() { "Metal" } else { "Metal+metal4x2" },
+            name: if metal4 { "Metal+metal4x2" } else { "Metal" },
         })),
     })
 }
