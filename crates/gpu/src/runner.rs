@@ -226,7 +226,7 @@ impl<D: Device> GpuRunner<D> {
     }
 
     /// The first failure since the last step.
-    fn check_moves(&mut self) -> Result<(), StateError> {
+    fn take_failure(&mut self) -> Result<(), StateError> {
         self.failed.take().map_or(Ok(()), Err)
     }
 
@@ -237,7 +237,7 @@ impl<D: Device> GpuRunner<D> {
     /// Runs the spans of both kinds, one plan after the other. State moves on where all of it has succeeded, logits read
     /// included, so that the same batch can be run again where it has not.
     fn run_batch(&mut self, batch: &Batch) -> Result<Rows, StateError> {
-        self.check_moves()?;
+        self.take_failure()?;
         self.last_generated = None;
         let moves = self.cache.begin(batch.spans())?;
         let mut logits = Rows::zeros(batch.outputs().len(), self.shape.vocab_size);
@@ -275,6 +275,11 @@ impl<D: Device> Runner for GpuRunner<D> {
         self.move_state(self.cache.copy_page(from, to));
     }
 
+    fn check_moves(&mut self) -> Result<(), StepError> {
+        let result = self.take_failure();
+        self.named(result)
+    }
+
     fn step(&mut self, batch: &Batch) -> Result<Rows, StepError> {
         let result = self.run_batch(batch);
         self.named(result)
@@ -285,7 +290,7 @@ impl<D: Device> Runner for GpuRunner<D> {
     }
 
     fn draft(&mut self, drafts: &Drafts) -> Result<Vec<Vec<u32>>, StepError> {
-        let result = self.check_moves().and_then(|()| self.guess(drafts));
+        let result = self.take_failure().and_then(|()| self.guess(drafts));
         self.named(result)
     }
 
@@ -298,7 +303,7 @@ impl<D: Device> Runner for GpuRunner<D> {
     }
 
     fn read_slot(&mut self, slot: usize, out: &mut Vec<u8>) -> Result<(), StepError> {
-        let result = self.check_moves();
+        let result = self.take_failure();
         let result = result.and_then(|()| self.cache.read_slot(&mut self.device, slot, out));
         self.named(result)
     }
@@ -309,7 +314,7 @@ impl<D: Device> Runner for GpuRunner<D> {
     }
 
     fn read_page(&mut self, page: usize, out: &mut Vec<u8>) -> Result<(), StepError> {
-        let result = self.check_moves();
+        let result = self.take_failure();
         let result = result.and_then(|()| self.cache.read_page(&mut self.device, page, out));
         self.named(result)
     }

@@ -30,6 +30,15 @@ pub trait Runner: Send {
     /// Makes one KV page a copy of another.
     fn copy_page(&mut self, from: usize, to: usize);
 
+    /// Whether the moves since the last call that said so have all been made: those of slots and pages above return
+    /// nothing. A device that finds out about a failure later says it here, or else with the next step or draft.
+    ///
+    /// # Errors
+    /// If one failed: what it should have written is undefined.
+    fn check_moves(&mut self) -> Result<(), StepError> {
+        Ok(())
+    }
+
     /// Runs a batch, advancing the state of its sequences: logits of its output rows.
     ///
     /// # Errors

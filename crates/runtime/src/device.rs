@@ -69,6 +69,12 @@ impl Device {
                 return Err(StepFailure::State(error));
             }
         }
+        // Not left to the run: its failure is that of its own sequences, but a move may have been for any other, or for a
+        // snapshot.
+        if let Err(error) = self.runner.check_moves() {
+            self.loaded.clear();
+            return Err(StepFailure::State(error));
+        }
         match &step.run {
             Run::Nothing => Ok(Outcome::Moved),
             Run::Batch(batch) => Ok(Outcome::Logits(self.runner.step(batch)?)),
@@ -110,5 +116,111 @@ impl Device {
             state.pages.push(bytes);
         }
         Ok(state)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use calla_model::Shape;
+    use calla_ops::{Batch, CacheSize, Rows, Span, SpanKind};
+
+    /// Finds out late that it could not copy a slot, and runs whatever it is given.
+    struct Late {
+        shape: Shape,
+        failed: bool,
+    }
+
+    impl Runner for Late {
+        fn shape(&self) -> &Shape {
+            &self.shape
+        }
+
+        fn cache_size(&self) -> CacheSize {
+            CacheSize { pages: 1, slots: 2 }
+        }
+
+        fn clear_slot(&mut self, _: usize) {}
+
+        fn copy_slot(&mut self, _: usize, _: usize) {
+            self.failed = true;
+        }
+
+        fn copy_page(&mut self, _: usize, _: usize) {}
+
+        fn check_moves(&mut self) -> Result<(), StepError> {
+            let reason = "a copy failed".to_owned();
+            if std::mem::take(&mut self.failed) {
+                Err(StepError { device: "late", reason })
+            } else {
+                Ok(())
+            }
+        }
+
+        fn step(&mut self, batch: &Batch) -> Result<Rows, StepError> {
+            Ok(Rows::zeros(batch.outputs().len(), self.shape.vocab_size))
+        }
+
+        fn slot_bytes(&self) -> usize {
+            0
+        }
+
+        fn page_bytes(&self) -> usize {
+            0
+        }
+
+        fn read_slot(&mut self, _: usize, _: &mut Vec<u8>) -> Result<(), StepError> {
+            Ok(())
+        }
+
+        fn write_slot(&mut self, _: usize, _: &[u8]) -> Result<(), StepError> {
+            Ok(())
+        }
+
+        fn read_page(&mut self, _: usize, _: &mut Vec<u8>) -> Result<(), StepError> {
+            Ok(())
+        }
+
+        fn write_page(&mut self, _: usize, _: &[u8]) -> Result<(), StepError> {
+            Ok(())
+        }
+
+        fn decodes_as_it_prefills(&self) -> bool {
+            false
+        }
+
+        fn arithmetic(&self) -> String {
+            "late".to_owned()
+        }
+    }
+
+    struct NoSaves;
+
+    impl SaveSink for NoSaves {
+        fn first_page(&mut self, _: &Save) -> Option<usize> {
+            None
+        }
+
+        fn take(&mut self, _: &Save, _: usize, _: StateBytes) {}
+
+        fn lost(&mut self, _: &Save) {}
+    }
+
+    /// A snapshot that was not copied must not be kept, so the failure is not that of the batch beside it.
+    #[test]
+    fn a_move_that_failed_late_is_a_failure_of_state() {
+        let mut device = Device::new(Box::new(Late { shape: Shape::demo(), failed: false }));
+        let span = Span::new(SpanKind::Decode, 0..1, 0, 0, vec![0]);
+        let cache = CacheSize { pages: 1, slots: 2 };
+        let batch = Batch::new(vec![0], vec![span], vec![0], 8, cache).unwrap();
+        for run in [Run::Nothing, Run::Batch(batch)] {
+            let copy = StateOp::CopySlot { from: 0, to: 1 };
+            let step = Step { state: vec![copy], run: run.clone() };
+            let failure = device.run(&step, &mut NoSaves).unwrap_err();
+            assert!(matches!(failure, StepFailure::State(_)), "{failure:?}");
+            assert!(failure.to_string().contains("a copy failed"), "{failure}");
+            // It is said once.
+            assert!(device.run(&Step { state: vec![], run }, &mut NoSaves).is_ok());
+        }
     }
 }

@@ -78,7 +78,7 @@ impl<D: Device> GpuRunner<D> {
         vocab_used: usize,
         steps: usize,
     ) -> Result<Vec<Vec<u32>>, StepError> {
-        let result = self.check_moves();
+        let result = self.take_failure();
         let result = result.and_then(|()| self.generate_steps(batch, choice, vocab_used, steps));
         self.named(result)
     }

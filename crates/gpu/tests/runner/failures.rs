@@ -164,6 +164,12 @@ fn state_that_could_not_be_moved_is_said_by_the_next_step() {
         let again = step(&mut runner, &[sequence.prefill(0..4, &[])]).remove(0);
         require_same(&again, &expected, name);
     }
+    // Nobody needs to run a step to learn of it.
+    runner.device().after = Some(0);
+    runner.copy_slot(2, 3);
+    let error = runner.check_moves().expect_err("a copy that failed");
+    assert!(error.reason.contains("it was told to"), "{error}");
+    runner.check_moves().expect("it is said once");
     // A slot or page that does not exist is no panic either.
     runner.copy_slot(1, 99);
     let error = try_step(&mut runner, &[sequence.decode(4..5)]).expect_err("no such slot");
