@@ -1,6 +1,9 @@
 //! Longer contexts and larger batches one after the other: what a runner holds grows, and no result tells.
 
-use crate::sequences::{Model, Part, Sequence, TestRunner, require_same, step};
+use crate::sequences::{Model, Part, SIZE, Sequence, TestRunner, require_same, step};
+use calla_gpu::Choice;
+use calla_ops::sample::argmax;
+use calla_ops::{Batch, Span, SpanKind};
 
 /// Rows and sequences of each step, and the context that it ends with: past buckets of plans, and back.
 const STEPS: [(usize, usize, usize); 6] =
@@ -41,4 +44,38 @@ fn a_runner_that_has_grown_gives_what_a_fresh_one_does() {
         }
     }
     assert!(scratch.is_sorted() && scratch.first() < scratch.last(), "{scratch:?}");
+}
+
+/// Its plan is recorded for the first step, and has room for what the last one sees.
+#[test]
+fn a_generation_goes_on_beyond_the_context_that_it_starts_with() {
+    const START: usize = 125;
+    const STEPS: usize = 6;
+    let model = Model::small(5);
+    let Some(mut runner) = model.runner() else { return };
+    let vocab = model.shape.vocab_size;
+    let [mut by_host, by_device] = [(1, 0), (2, 3)].map(|(slot, first_page)| Sequence {
+        tokens: model.sequence(0, 0, START + STEPS).tokens,
+        ..model.sequence(slot, first_page, START + STEPS)
+    });
+    for sequence in [&by_host, &by_device] {
+        step(&mut runner, &[sequence.prefill(0..START, &[])]);
+    }
+    let (slot, pages) = (by_device.slot, by_device.pages.clone());
+    let span = Span::new(SpanKind::Decode, 0..1, START, slot, pages);
+    let batch = Batch::new(vec![by_device.tokens[START]], vec![span], vec![0], vocab, SIZE);
+    let batch = batch.expect("a batch");
+    let generated = runner.generate(&batch, Choice::MostLikely, vocab, STEPS).expect("tokens");
+
+    let mut expected = vec![];
+    for at in START..START + STEPS {
+        let logits = step(&mut runner, &[by_host.decode(at..at + 1)]).remove(0);
+        let next = argmax(logits.row(0));
+        expected.push(next);
+        by_host.tokens.truncate(at + 1);
+        by_host.tokens.push(next);
+    }
+    assert_eq!(generated, [expected]);
+    let expected = by_host.state(&mut runner);
+    by_device.state(&mut runner).require(&expected, "after a generation");
 }
