@@ -141,3 +141,20 @@ fn what_a_device_cannot_draw_is_left_to_the_host() {
         assert!(Sampler::new(&sampling, 0).is_none(), "{sampling:?}");
     }
 }
+
+/// No reply is that long, and no reference counts so far, but the other half of the counter is there to count.
+#[test]
+fn both_halves_of_the_counter_count() {
+    let Some(mut device) = common::device() else { return };
+    let logits = Rows::zeros(32, 64);
+    let draws = |generated: u64| -> Vec<Draw> {
+        let sampling = |seed| Sampling { temperature: 1.0, top_k: 64, seed, ..Sampling::greedy() };
+        (0..32).map(|seed| (sampling(seed), generated)).collect()
+    };
+    let mut seen = vec![];
+    for generated in [5, 6, 5 | 1 << 32, 5 | 1 << 63] {
+        let tokens = run(&mut device, &logits, 64, &draws(generated));
+        assert!(!seen.contains(&tokens), "counter {generated} draws what another does");
+        seen.push(tokens);
+    }
+}
