@@ -170,6 +170,14 @@ fn state_that_could_not_be_moved_is_said_by_the_next_step() {
     let error = runner.check_moves().expect_err("a copy that failed");
     assert!(error.reason.contains("it was told to"), "{error}");
     runner.check_moves().expect("it is said once");
+    // What a copy should have written is not read out as if it had.
+    let mut bytes = vec![];
+    runner.device().after = Some(0);
+    runner.copy_slot(2, 3);
+    assert!(runner.read_slot(3, &mut bytes).is_err());
+    runner.device().after = Some(0);
+    runner.copy_page(1, 0);
+    assert!(runner.read_page(0, &mut bytes).is_err());
     // A slot or page that does not exist is no panic either.
     runner.copy_slot(1, 99);
     let error = try_step(&mut runner, &[sequence.decode(4..5)]).expect_err("no such slot");
