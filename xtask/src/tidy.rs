@@ -10,7 +10,7 @@ use std::process::Command;
 
 /// Which of our crates each crate may use in the program (development dependencies are free). A new edge
 /// is a design decision: ARCHITECTURE.md says why each exists.
-const EDGES: [(&str, &[&str]); 19] = [
+const EDGES: [(&str, &[&str]); 20] = [
     ("calla-model", &[]),
     ("calla-weights", &["calla-model"]),
     ("calla-text", &[]),
@@ -21,6 +21,7 @@ const EDGES: [(&str, &[&str]); 19] = [
     ("calla-gpu-host", &["calla-gpu", "calla-msl"]),
     ("calla-gpu-cuda", &["calla-gpu", "calla-msl"]),
     ("calla-gpu-metal", &["calla-gpu"]),
+    ("calla-conformance", &["calla-gpu", "calla-model", "calla-ops", "calla-testkit"]),
     ("calla-engine", &["calla-model", "calla-ops"]),
     ("calla-store", &[]),
     ("calla-eval", &["calla-model", "calla-ops"]),
@@ -37,9 +38,11 @@ const EDGES: [(&str, &[&str]); 19] = [
     (
         "calla",
         &[
+            "calla-conformance",
             "calla-model",
             "calla-weights",
             "calla-text",
+            "calla-testkit",
             "calla-ops",
             "calla-cpu",
             "calla-engine",

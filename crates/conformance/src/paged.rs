@@ -1,14 +1,17 @@
 //! Sequences over shuffled pages: the tables of their rows, the pool on the device, and the reference's.
 
-use super::TestDevice;
-use super::output;
+use crate::values::output;
 use calla_gpu::cache::DeviceCache;
 use calla_gpu::step_tables::StepTables;
-use calla_gpu::{ChunkEntry, Described, Device as _, Dtype, KvPool, Tables, Tensor};
+use calla_gpu::{
+    ChunkEntry, Described, Device, Dtype, GpuMatrix, GpuParts, KvPool, Range as Bytes, Tables,
+    Tensor,
+};
+use calla_model::network::{Attention, CheckpointParts, Mixer};
 use calla_model::shape::{HEAD_DIM, PAGE_TOKENS};
 use calla_model::{LayerKind, Shape};
 use calla_ops::{Batch, CacheSize, HostCache, Rows, Span, SpanKind, attention, cache};
-use calla_testkit::{Random, shapes};
+use calla_testkit::{Random, shapes, weights};
 use half::bf16;
 use std::ops::Range;
 
@@ -20,7 +23,9 @@ pub fn shape(attention_heads: usize, kv_heads: usize) -> Shape {
 
 /// Spans of a step over pages in random order, of which some belong to nobody.
 pub struct Layout {
+    /// Rows, positions and pages of each span.
     pub spans: Vec<Span>,
+    /// Pages in all.
     pub pages: usize,
 }
 
@@ -56,12 +61,13 @@ impl Layout {
         Self { spans: spans.collect(), pages }
     }
 
+    /// Rows of all spans.
     pub fn rows(&self) -> usize {
         self.spans.last().map_or(0, |span| span.rows.end)
     }
 
     /// The tables on the device, with chunks of as many rows as `chunk` says.
-    pub fn tables(&self, device: &mut TestDevice, mut chunk: impl FnMut() -> usize) -> Tables {
+    pub fn tables(&self, device: &mut dyn Device, mut chunk: impl FnMut() -> usize) -> Tables {
         let size = CacheSize { pages: self.pages, slots: self.spans.len() };
         let cache =
             DeviceCache::new(&mut Described::new(false), &shape(1, 1), size, size.slots, false)
@@ -82,7 +88,7 @@ impl Layout {
                 next += rows;
             }
         }
-        super::tables(device, &tables)
+        crate::values::tables(device, &tables)
     }
 
     /// The reference's pool, all NaN.
@@ -96,7 +102,7 @@ impl Layout {
 }
 
 /// Copies the reference's pool to the device.
-pub fn upload(device: &mut TestDevice, shape: &Shape, pool: &cache::KvPool) -> KvPool {
+pub fn upload(device: &mut dyn Device, shape: &Shape, pool: &cache::KvPool) -> KvPool {
     let mut part = |values: &[f32]| {
         let page = PAGE_TOKENS * shape.kv_dim();
         let tensor = output(device, values.len() / page, page, Dtype::Bf16);
@@ -110,8 +116,8 @@ pub fn upload(device: &mut TestDevice, shape: &Shape, pool: &cache::KvPool) -> K
 }
 
 /// Reads keys or values in the reference's order.
-pub fn download(device: &mut TestDevice, shape: &Shape, part: Tensor) -> Vec<f32> {
-    let stored = super::rows(device, part).into_vec();
+pub fn download(device: &mut dyn Device, shape: &Shape, part: Tensor) -> Vec<f32> {
+    let stored = crate::values::rows(device, part).into_vec();
     let mut values = vec![0.0; stored.len()];
     for (at, value) in stored.into_iter().enumerate() {
         values[reference_index(shape, at)] = value;
@@ -129,8 +135,11 @@ fn reference_index(shape: &Shape, at: usize) -> usize {
 
 /// What attention is given of some sequences: values of each position.
 pub struct Sequences {
+    /// Shape of the layer.
     pub shape: Shape,
+    /// Queries, of each sequence.
     pub q: Vec<Rows>,
+    /// Queries and gates side by side, of each sequence.
     pub q_gate: Vec<Rows>,
     keys: Vec<Rows>,
     values: Vec<Rows>,
@@ -147,7 +156,11 @@ impl Sequences {
     ) -> Self {
         let mut make = |cols: usize, scale: f32, rounded: bool| -> Vec<Rows> {
             let all = lengths.iter().map(|&length| random.rows(length, cols, scale));
-            if rounded { all.map(|rows| super::rounded(&rows)).collect() } else { all.collect() }
+            if rounded {
+                all.map(|rows| crate::values::rounded(&rows)).collect()
+            } else {
+                all.collect()
+            }
         };
         Self {
             q: make(shape.query_dim(), sharpness, rounded),
@@ -195,4 +208,29 @@ pub fn gather(layout: &Layout, sequences: &[usize], values: &[Rows]) -> Rows {
         }
     }
     Rows::from_vec(values[0].cols(), all)
+}
+
+/// A random attention layer.
+///
+/// # Panics
+/// If the shape begins with a layer of another kind.
+#[must_use]
+pub fn layer(shape: &Shape, seed: u64) -> Attention<CheckpointParts> {
+    let mut network = weights::network(shape, weights::Formats::Published, seed);
+    match network.layers.remove(0).mixer {
+        Mixer::Attention(attention) => attention,
+        Mixer::DeltaNet(_) => panic!("not an attention layer"),
+    }
+}
+
+/// The norms of a layer on the device; its matrices hold nothing.
+pub fn upload_layer(
+    device: &mut dyn Device,
+    layer: &Attention<CheckpointParts>,
+) -> Attention<GpuParts> {
+    let q_norm = crate::values::vector(device, &layer.q_norm);
+    let k_norm = crate::values::vector(device, &layer.k_norm);
+    let none = Bytes { len: 0, ..q_norm.range };
+    let matrix = GpuMatrix { rows: 0, cols: 64, bits: 4, packed: none, scales: none, biases: none };
+    Attention { q_proj: matrix, k_proj: matrix, v_proj: matrix, q_norm, k_norm, o_proj: matrix }
 }

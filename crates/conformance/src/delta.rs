@@ -1,8 +1,10 @@
 //! What the tests of Gated DeltaNet share: layers, spans over slots, and the reference over them.
 
-use super::{TestDevice, bf16s, f32s, rounded, rows, vector};
+use crate::values::{bf16s, f32s, rounded, rows, vector};
 use calla_gpu::step_tables::StepTables;
-use calla_gpu::{ChunkEntry, DeltaSlots, Dtype, GpuMatrix, GpuParts, SpanEntry, Tables, Tensor};
+use calla_gpu::{
+    ChunkEntry, DeltaSlots, Device, Dtype, GpuMatrix, GpuParts, SpanEntry, Tables, Tensor,
+};
 use calla_model::network::{CheckpointParts, DeltaNet, Mixer};
 use calla_model::{LayerKind, Shape};
 use calla_ops::ops::DeltaTerms;
@@ -21,13 +23,17 @@ pub fn shape(key_heads: usize, value_heads: usize) -> Shape {
 
 /// A layer's weights, here and on the device.
 pub struct Layer {
+    /// Its shape.
     pub shape: Shape,
+    /// Its weights here.
     pub weights: DeltaNet<CheckpointParts>,
+    /// Its vectors on the device; its matrices hold nothing.
     pub gpu: DeltaNet<GpuParts>,
 }
 
 impl Layer {
-    pub fn new(device: &mut TestDevice, shape: Shape, seed: u64) -> Self {
+    /// A random layer.
+    pub fn new(device: &mut dyn Device, shape: Shape, seed: u64) -> Self {
         let mut network = weights::network(&shape, weights::Formats::Published, seed);
         let Mixer::DeltaNet(weights) = network.layers.remove(0).mixer else {
             panic!("not a DeltaNet layer")
@@ -56,8 +62,11 @@ impl Layer {
 /// What leaves the input projections of some rows, as the device holds it.
 #[derive(Clone)]
 pub struct Inputs {
+    /// Queries, keys and values before the convolution.
     pub qkv: Rows,
+    /// Write strengths before the sigmoid.
     pub b: Rows,
+    /// Decays before softplus.
     pub a: Rows,
 }
 
@@ -78,7 +87,7 @@ impl Inputs {
     }
 
     /// qkv, b and a on the device.
-    pub fn upload(&self, device: &mut TestDevice) -> [Tensor; 3] {
+    pub fn upload(&self, device: &mut dyn Device) -> [Tensor; 3] {
         [bf16s(device, &self.qkv), f32s(device, &self.b), f32s(device, &self.a)]
     }
 }
@@ -92,8 +101,11 @@ pub fn part(all: &Rows, range: std::ops::Range<usize>) -> Rows {
 /// Spans, the slots that they read and write, and their checkpoints.
 #[derive(Clone, Debug, Default)]
 pub struct Layout {
+    /// Rows, slots and checkpoints of each span.
     pub spans: Vec<SpanEntry>,
+    /// Slots for states between rows.
     pub checkpoints: Vec<u32>,
+    /// Slots in all.
     pub slots: usize,
 }
 
@@ -123,6 +135,7 @@ impl Layout {
         layout
     }
 
+    /// Rows of all spans.
     pub fn rows(&self) -> usize {
         self.spans.iter().map(|span| span.rows as usize).sum()
     }
@@ -149,7 +162,7 @@ impl Layout {
     }
 
     /// The tables on the device.
-    pub fn tables(&self, device: &mut TestDevice, chunks: &[ChunkEntry]) -> Tables {
+    pub fn tables(&self, device: &mut dyn Device, chunks: &[ChunkEntry]) -> Tables {
         let row_spans: Vec<u32> =
             (0..).zip(&self.spans).flat_map(|(i, span)| vec![i; span.rows as usize]).collect();
         let tables = StepTables {
@@ -160,29 +173,34 @@ impl Layout {
             chunks: chunks.to_vec(),
             ..StepTables::default()
         };
-        super::tables(device, &tables)
+        crate::values::tables(device, &tables)
     }
 }
 
 /// Contents of all slots.
 #[derive(Clone)]
 pub struct Slots {
+    /// A state a row.
     pub states: Rows,
+    /// A window of the convolution a row.
     pub windows: Rows,
 }
 
 impl Slots {
+    /// Random contents.
     pub fn random(random: &mut Random, shape: &Shape, slots: usize) -> Self {
         let states = random.rows(slots, shape.delta_state_len(), 0.3);
         let windows = rounded(&random.rows(slots, shape.conv_state_len(), 1.0));
         Self { states, windows }
     }
 
-    pub fn upload(&self, device: &mut TestDevice) -> DeltaSlots {
+    /// Brings them to the device.
+    pub fn upload(&self, device: &mut dyn Device) -> DeltaSlots {
         DeltaSlots { states: f32s(device, &self.states), windows: bf16s(device, &self.windows) }
     }
 
-    pub fn download(device: &mut TestDevice, slots: &DeltaSlots) -> Self {
+    /// Reads them.
+    pub fn download(device: &mut dyn Device, slots: &DeltaSlots) -> Self {
         Self { states: rows(device, slots.states), windows: rows(device, slots.windows) }
     }
 
@@ -240,8 +258,8 @@ pub fn reference_recurrence(
 }
 
 /// Terms on the device, undefined.
-pub fn terms_output(device: &mut TestDevice, shape: &Shape, rows: usize) -> DeltaTerms<Tensor> {
-    let mut output = |cols, dtype| super::output(device, rows, cols, dtype);
+pub fn terms_output(device: &mut dyn Device, shape: &Shape, rows: usize) -> DeltaTerms<Tensor> {
+    let mut output = |cols, dtype| crate::values::output(device, rows, cols, dtype);
     DeltaTerms {
         q: output(shape.delta_key_dim(), Dtype::Bf16),
         k: output(shape.delta_key_dim(), Dtype::Bf16),

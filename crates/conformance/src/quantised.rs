@@ -11,7 +11,8 @@ use std::convert::Infallible;
 pub fn matrix(random: &mut Random, rows: usize, cols: usize, bits: usize) -> Matrix {
     loop {
         // The type of the scales is drawn too.
-        let drawn = weights::matrix(random, rows, cols, Stored::Affine(super::format(bits)), 1.0);
+        let drawn =
+            weights::matrix(random, rows, cols, Stored::Affine(crate::values::format(bits)), 1.0);
         if matches!(drawn.data(), MatrixData::Affine { dtype: FloatType::Bf16, .. }) {
             return drawn;
         }
