@@ -1,6 +1,7 @@
 //! The flag table: `--help`, the parser, the man page and the shell completions all follow from it.
 
 use crate::device::{Wanted, WantedParser};
+use crate::doctor_args::{DOCTOR_ABOUT, DOCTOR_EXAMPLES, DoctorArgs};
 use crate::engine_args::{EngineArgs, StructureArgs};
 use crate::plan_args::{PLAN_ABOUT, PLAN_EXAMPLES, PlanArgs};
 use crate::serve_args::{SERVE_ABOUT, SERVE_EXAMPLES, ServeArgs};
@@ -241,6 +242,9 @@ pub(crate) enum Command {
     /// Describe a checkpoint, and say whether this machine can hold it
     #[command(after_long_help = INFO_EXAMPLES, long_about = INFO_ABOUT)]
     Info(InfoArgs),
+    /// Say what this machine can do, and whether it does it right
+    #[command(after_long_help = DOCTOR_EXAMPLES, long_about = DOCTOR_ABOUT)]
+    Doctor(DoctorArgs),
     /// Say what a step costs on a GPU, and what a chip can reach at most
     #[command(after_long_help = PLAN_EXAMPLES, long_about = PLAN_ABOUT)]
     Plan(PlanArgs),

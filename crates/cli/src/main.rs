@@ -9,6 +9,8 @@ mod chat;
 mod device;
 mod discover;
 mod docs;
+mod doctor;
+mod doctor_args;
 mod engine_args;
 mod eval;
 mod generate;
@@ -55,6 +57,7 @@ fn dispatch(command: Command) -> anyhow::Result<()> {
         Command::Generate(args) => generate::run(&args),
         Command::Serve(args) => serve::run(args),
         Command::Info(args) => info::run(&args),
+        Command::Doctor(args) => doctor::run(&args),
         Command::Plan(args) => plan::run(&args),
         Command::Eval(args) => eval::run(&args),
         Command::Synth(args) => synth::run(&args),

@@ -85,7 +85,12 @@ impl Model {
     pub fn new(shape: Shape, formats: Formats, seed: u64) -> Self {
         let offset = std::env::var("CALLA_SEED")
             .map_or(0, |text| text.parse::<u64>().expect("CALLA_SEED is a number"));
-        let seed = seed.wrapping_add(offset.wrapping_mul(1000));
+        Self::with_seed(shape, formats, seed.wrapping_add(offset.wrapping_mul(1000)))
+    }
+
+    /// The model of a seed, whatever the environment says.
+    #[must_use]
+    pub fn with_seed(shape: Shape, formats: Formats, seed: u64) -> Self {
         let network = network(&shape, formats, seed);
         Self { shape, formats, seed, network }
     }
@@ -229,17 +234,39 @@ impl Suite {
         let operation = operations::named(name);
         let mut worst = 0.0_f32;
         for model in Model::all() {
-            for schedule in tile_edges(&model) {
-                worst = worst.max(self.conforms(&operation, &model, &schedule));
-            }
+            let found = self.check(&operation, &model).unwrap_or_else(|error| panic!("{error}"));
+            worst = worst.max(found);
         }
         if let Some(bound) = operation.bound {
             println!("{name}: off by at most {worst:.1e}, allowed {:.1e}", bound(&self.tolerance));
         }
     }
 
-    /// The largest difference from the reference, relative as in [`compare::within`].
-    fn conforms(&self, operation: &Operation, model: &Model, schedule: &Schedule) -> f32 {
+    /// An operation of one model against the reference, and its composition: the largest difference from the former,
+    /// relative as in [`compare::within`].
+    ///
+    /// # Errors
+    /// If it does not conform: names the operation, model, schedule, row and values.
+    pub fn check(&self, operation: &Operation, model: &Model) -> Result<f32, String> {
+        let mut worst = 0.0_f32;
+        for schedule in tile_edges(model) {
+            worst = worst.max(self.conforms(operation, model, &schedule)?);
+        }
+        Ok(worst)
+    }
+
+    /// How far results may be off.
+    #[must_use]
+    pub fn tolerance(&self) -> &Tolerance {
+        &self.tolerance
+    }
+
+    fn conforms(
+        &self,
+        operation: &Operation,
+        model: &Model,
+        schedule: &Schedule,
+    ) -> Result<f32, String> {
         let mut backend = (self.backend)(&model.shape, schedule.cache);
         let actual = run(operation, backend.as_mut(), model, schedule);
         let check = |expected: &[Vec<Rows>], bound: f32, against: &str| {
@@ -248,26 +275,28 @@ impl Suite {
                 for (sequence, (actual, expected)) in actual.iter().zip(expected).enumerate() {
                     match compare::within(actual, expected, bound) {
                         Ok(difference) => worst = worst.max(difference.max_relative),
-                        Err(mismatch) => panic!(
-                            "{} against {against}: {mismatch}\n  output {output}, sequence \
-                             {sequence}; {schedule}\n  {model}",
-                            operation.name
-                        ),
+                        Err(mismatch) => {
+                            return Err(format!(
+                                "{} against {against}: {mismatch}\n  output {output}, sequence \
+                                 {sequence}; {schedule}\n  {model}",
+                                operation.name
+                            ));
+                        }
                     }
                 }
             }
-            worst
+            Ok(worst)
         };
-        let Some(bound) = operation.bound else { return 0.0 };
+        let Some(bound) = operation.bound else { return Ok(0.0) };
         let mut reference = Reference::new(model.shape.clone(), schedule.cache).unwrap();
         let expected = run(operation, &mut reference, model, schedule);
-        let worst = check(&expected, bound(&self.tolerance), "the reference");
+        let worst = check(&expected, bound(&self.tolerance), "the reference")?;
         if operation.coarse {
             let mut composed = (self.composed)(&model.shape, schedule.cache);
             let expected = run(operation, composed.as_mut(), model, schedule);
-            check(&expected, self.tolerance.fused, "its composition");
+            check(&expected, self.tolerance.fused, "its composition")?;
         }
-        worst
+        Ok(worst)
     }
 
     /// The bits of a row do not depend on the batch, the cut or the neighbours.

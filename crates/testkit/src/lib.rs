@@ -1,8 +1,9 @@
 //! What tests of several crates share: seeded random models and batches, comparisons that NaN cannot pass,
 //! and the conformance suite that every backend must pass.
 //!
-//! For tests only: functions here panic, with a message that says where and how much, when what they check
-//! does not hold. No crate depends on this one but in `[dev-dependencies]`.
+//! For tests: most functions here panic, with a message that says where and how much, when what they check does not hold.
+//! Of what ships, only `calla-conformance` and `calla doctor` use any of it: inputs, comparisons and
+//! [`conformance::Suite::check`], which say what is wrong instead.
 
 pub mod batches;
 pub mod compare;

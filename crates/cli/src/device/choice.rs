@@ -1,8 +1,9 @@
 //! Which device takes a model.
 
-use super::{Gpu, Hardware, OpenGpu, Wanted};
+use super::{Gpu, Hardware, OpenGpu, Unusable, Wanted};
 use crate::output;
 use anyhow::Context;
+use calla_conformance::self_test;
 use calla_engine::Machine;
 use std::sync::Arc;
 
@@ -66,7 +67,7 @@ impl Devices {
             Wanted::Metal | Wanted::Cuda(_) => found.gpus.push(found.open(wanted)?),
             Wanted::Auto => {
                 for wanted in found.hardware.gpus() {
-                    match found.hardware.open(wanted) {
+                    match found.hardware.open(wanted).and_then(tested) {
                         Ok(gpu) => found.gpus.push(gpu),
                         Err(why) => found.passed.push(why.brief()),
                     }
@@ -183,9 +184,17 @@ impl Devices {
     }
 }
 
+/// A GPU that nobody named is used if its kernels are right. Those of CUDA have been on such hardware; that driver would
+/// compile for a minute.
+fn tested(mut gpu: Gpu) -> Result<Gpu, Unusable> {
+    if let (Wanted::Metal, Some(opened)) = (gpu.wanted, &mut gpu.opened) {
+        self_test(opened.device())?;
+    }
+    Ok(gpu)
+}
+
 #[cfg(test)]
 mod tests {
-    use super::super::hardware::Unusable;
     use super::*;
     use anyhow::bail;
 

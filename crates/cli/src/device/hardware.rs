@@ -2,6 +2,7 @@
 
 use super::Wanted;
 use crate::machine::this_machine;
+use calla_conformance::SelfTestError;
 use calla_engine::Machine;
 use calla_gpu::{Device, GpuRunner, RunnerSize, upload};
 use calla_gpu_cuda::{CudaDevice, CudaError, Options};
@@ -40,6 +41,9 @@ pub(crate) enum Unusable {
     /// No driver, no compiler, no GPU, or one that is too old.
     #[error(transparent)]
     Cuda(#[from] CudaError),
+    /// A kernel is not the reference's.
+    #[error("its self-test failed: {0}; please send what `calla doctor` says of it")]
+    SelfTest(#[from] SelfTestError),
     /// What has no GPU to open.
     #[error("{0} is no GPU")]
     NoGpu(Wanted),
@@ -70,6 +74,9 @@ pub(crate) struct Gpu {
 
 /// An open GPU.
 pub(crate) trait OpenGpu: Send {
+    /// The driver, to run kernels on.
+    fn device(&mut self) -> &mut dyn Device;
+
     /// Brings a network to the GPU: what runs it there.
     ///
     /// # Errors
@@ -89,6 +96,10 @@ pub(crate) struct Driver<D> {
 }
 
 impl<D: Device + 'static> OpenGpu for Driver<D> {
+    fn device(&mut self) -> &mut dyn Device {
+        &mut self.device
+    }
+
     fn start(
         self: Box<Self>,
         network: &Network<CheckpointParts>,

@@ -5,5 +5,7 @@ mod hardware;
 mod wanted;
 
 pub(crate) use choice::{Devices, HOST_ELEMENT_BYTES, Place, Target};
-pub(crate) use hardware::{Gpu, Hardware, OpenGpu, System};
+#[cfg(test)]
+pub(crate) use hardware::Driver;
+pub(crate) use hardware::{Gpu, Hardware, OpenGpu, System, Unusable};
 pub(crate) use wanted::{Wanted, WantedParser};
