@@ -63,7 +63,7 @@ fn features() -> Vec<&'static str> {
     return found!(is_x86_feature_detected: "avx2" "fma" "f16c" "avx512f" "avx512bw" "avx512dq" "avx512vl"
                   "avx512vnni" "avx512bf16");
     #[cfg(target_arch = "aarch64")]
-    return found!(is_aarch64_feature_detected: "neon" "fp16" "dotprod" "i8mm" "bf16" "sve" "sme");
+    return found!(is_aarch64_feature_detected: "neon" "fp16" "dotprod" "i8mm" "bf16" "sve");
     #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
     return vec![];
 }

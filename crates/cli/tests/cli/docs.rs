@@ -2,9 +2,10 @@
 
 use crate::support::{calla, finish, ok, run};
 
-const COMMANDS: [&str; 11] = [
+const COMMANDS: [&str; 12] = [
     "chat",
     "generate",
+    "doctor",
     "info",
     "plan",
     "eval",

@@ -3,6 +3,7 @@
 mod bad_input;
 mod chat;
 mod docs;
+mod doctor;
 mod generate;
 mod info;
 mod logits;
