@@ -102,6 +102,12 @@ pub(crate) struct ModelArgs {
           default_value_t = Wanted::Auto, value_parser = WantedParser)]
     pub(crate) device: Wanted,
 
+    /// Record a trace of a Mac's GPU for Xcode: a new path that ends in .gputrace
+    ///
+    /// It needs METAL_CAPTURE_ENABLED=1 in the environment. For NVIDIA GPUs there is Nsight.
+    #[arg(long, value_name = "PATH", value_hint = ValueHint::FilePath)]
+    pub(crate) gpu_trace: Option<PathBuf>,
+
     /// Threads of the CPU backend; all cores if not given
     #[arg(long, value_name = "N", allow_negative_numbers = true,
           value_parser = clap::value_parser!(u16).range(1..=1024))]

@@ -68,7 +68,7 @@ pub(crate) struct Model {
 impl Model {
     /// Loads the model that the flags name, or the best that is found.
     pub(crate) fn load(args: &ModelArgs, engine: &EngineArgs) -> anyhow::Result<Self> {
-        let mut devices = Devices::find(Arc::new(System), args.device)?;
+        let mut devices = Devices::find(System::new(args)?, args.device)?;
         discover::first_that_loads(args.model.as_deref(), |candidate, _| {
             let needs = Needs { context: args.context(), ..Needs::one(engine.speculate) };
             let opened = Opened::new(candidate, needs, &devices)?;
@@ -144,7 +144,7 @@ pub(crate) fn for_server(
     engine: &EngineArgs,
     limits: ServeLimits,
 ) -> anyhow::Result<(Candidate, ModelParts, Devices)> {
-    let mut devices = Devices::find(Arc::new(System), args.device)?;
+    let mut devices = Devices::find(System::new(args)?, args.device)?;
     let (candidate, parts, target) =
         discover::first_that_loads(args.model.as_deref(), |candidate, _| {
             let opened = Opened::new(candidate, server_needs(args, engine, limits), &devices)?;
@@ -260,7 +260,7 @@ fn cut_rule(tokenizer: &Tokenizer) -> CutRule {
 
 /// Loads the network. `context`: tokens that it must hold, where that is known better than by `--ctx`.
 pub(crate) fn load(args: &ModelArgs, context: Option<usize>) -> anyhow::Result<Loaded> {
-    let mut devices = Devices::find(Arc::new(System), args.device)?;
+    let mut devices = Devices::find(System::new(args)?, args.device)?;
     let context = args.context().or(context);
     discover::first_that_loads(args.model.as_deref(), |candidate, _| {
         let needs = Needs { context, ..Needs::one(Speculation::Off) };
@@ -284,7 +284,7 @@ impl TextSide {
                 return Ok(Self { tokenizer: Tokenizer::load(&dir)?, dir });
             }
             // A GPU takes a while to open, which no command for text alone should wait for.
-            let devices = Devices::find(Arc::new(System), Wanted::Cpu)?;
+            let devices = Devices::find(Arc::new(System::default()), Wanted::Cpu)?;
             Opened::new(candidate, Needs::one(Speculation::Off), &devices)?.text()
         })
     }

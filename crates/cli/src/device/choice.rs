@@ -67,6 +67,11 @@ impl Devices {
             Wanted::Metal | Wanted::Cuda(_) => found.gpus.push(found.open(wanted)?),
             Wanted::Auto => {
                 for wanted in found.hardware.gpus() {
+                    // Of several NVIDIA GPUs one will do: to open one takes a while.
+                    let is_cuda = |gpu: &Gpu| matches!(gpu.wanted, Wanted::Cuda(_));
+                    if matches!(wanted, Wanted::Cuda(_)) && found.gpus.iter().any(is_cuda) {
+                        continue;
+                    }
                     match found.hardware.open(wanted).and_then(tested) {
                         Ok(gpu) => found.gpus.push(gpu),
                         Err(why) => found.passed.push(why.brief()),

@@ -1,14 +1,19 @@
 //! The devices of a machine: how each is opened, and why it cannot be.
 
 use super::Wanted;
+use crate::args::ModelArgs;
 use crate::machine::this_machine;
+use anyhow::bail;
 use calla_conformance::SelfTestError;
 use calla_engine::Machine;
 use calla_gpu::{Device, GpuRunner, RunnerSize, upload};
 use calla_gpu_cuda::{CudaDevice, CudaError, Options};
+use calla_gpu_metal::{Description, Opened};
 use calla_model::network::CheckpointParts;
 use calla_model::{Network, Shape};
 use calla_ops::Runner;
+use std::path::PathBuf;
+use std::sync::Arc;
 
 /// What a machine has. The tests script it.
 pub(crate) trait Hardware: Send + Sync {
@@ -18,7 +23,7 @@ pub(crate) trait Hardware: Send + Sync {
     /// If the system does not tell.
     fn host(&self) -> anyhow::Result<Machine>;
 
-    /// GPUs that `auto` tries, best first: those of the kinds that such a system has.
+    /// GPUs of the kinds that such a system has, those with most free memory first.
     fn gpus(&self) -> Vec<Wanted>;
 
     /// Opens a GPU: `wanted` is `Metal` or `Cuda`.
@@ -31,11 +36,7 @@ pub(crate) trait Hardware: Send + Sync {
 /// Why a backend is not used.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Unusable {
-    /// Not a Mac.
-    #[cfg_attr(target_os = "macos", expect(dead_code, reason = "a Mac has Metal"))]
-    #[error("this system has no Metal: only macOS has")]
-    NoMetal,
-    /// No GPU, one that is too old, or kernels that do not compile.
+    /// No Mac, no GPU, one that is too old, or kernels that do not compile.
     #[error(transparent)]
     Metal(#[from] calla_gpu_metal::OpenError),
     /// No driver, no compiler, no GPU, or one that is too old.
@@ -113,7 +114,30 @@ impl<D: Device + 'static> OpenGpu for Driver<D> {
 }
 
 /// This machine.
-pub(crate) struct System;
+#[derive(Default)]
+pub(crate) struct System {
+    /// Where a trace of a Mac's GPU is recorded.
+    trace: Option<PathBuf>,
+}
+
+impl System {
+    /// As flags say.
+    ///
+    /// # Errors
+    /// If a trace is asked for of what is not a Mac's GPU.
+    pub(crate) fn new(args: &ModelArgs) -> anyhow::Result<Arc<Self>> {
+        let trace = args.gpu_trace.clone();
+        match args.device {
+            _ if trace.is_none() => {}
+            Wanted::Metal => {}
+            Wanted::Cuda(_) => bail!(
+                "--gpu-trace records a Mac's GPU alone; on an NVIDIA GPU use Nsight: nsys profile calla ..."
+            ),
+            other => bail!("--gpu-trace records a Mac's GPU: it needs --device metal, not {other}"),
+        }
+        Ok(Arc::new(Self { trace }))
+    }
+}
 
 impl Hardware for System {
     fn host(&self) -> anyhow::Result<Machine> {
@@ -121,12 +145,26 @@ impl Hardware for System {
     }
 
     fn gpus(&self) -> Vec<Wanted> {
-        vec![if cfg!(target_os = "macos") { Wanted::Metal } else { Wanted::Cuda(0) }]
+        if cfg!(target_os = "macos") {
+            return vec![Wanted::Metal];
+        }
+        let found = calla_gpu_cuda::devices().unwrap_or_default();
+        let mut all: Vec<u32> = found.iter().map(|gpu| gpu.ordinal).collect();
+        if all.len() > 1 {
+            // Of equal ones the first. One that does not tell comes last.
+            all.sort_by_cached_key(|&ordinal| {
+                let options = Options { ordinal, ..Options::default() };
+                std::cmp::Reverse(CudaDevice::free_memory(&options).unwrap_or(0))
+            });
+        }
+        let all: Vec<Wanted> = all.into_iter().map(Wanted::Cuda).collect();
+        // That there is none, and why, is said when it is opened.
+        if all.is_empty() { vec![Wanted::Cuda(0)] } else { all }
     }
 
     fn open(&self, wanted: Wanted) -> Result<Gpu, Unusable> {
         match wanted {
-            Wanted::Metal => metal(),
+            Wanted::Metal => metal(self.trace.clone()),
             Wanted::Cuda(ordinal) => cuda(ordinal),
             Wanted::Auto | Wanted::Cpu | Wanted::Reference => Err(Unusable::NoGpu(wanted)),
         }
@@ -147,15 +185,8 @@ fn cuda(ordinal: u32) -> Result<Gpu, Unusable> {
     })
 }
 
-#[cfg(not(target_os = "macos"))]
-fn metal() -> Result<Gpu, Unusable> {
-    Err(Unusable::NoMetal)
-}
-
-#[cfg(target_os = "macos")]
-fn metal() -> Result<Gpu, Unusable> {
-    use calla_gpu_metal::{Description, Opened};
-    let options = calla_gpu_metal::Options::default();
+fn metal(trace: Option<PathBuf>) -> Result<Gpu, Unusable> {
+    let options = calla_gpu_metal::Options { trace, ..calla_gpu_metal::Options::default() };
     let Opened { device, description } = calla_gpu_metal::open(&options)?;
     let Description { capabilities, metal4, unused } = description;
     let working_set = capabilities.working_set_bytes;

@@ -24,7 +24,7 @@ pub(crate) fn run(args: &DoctorArgs) -> anyhow::Result<()> {
         bail!("--device reference is what others are held to: name another, or none for all");
     }
     let mut tell = |what: &str| output::note(what);
-    let mut report = examine(Arc::new(System), args, &mut tell)?;
+    let mut report = examine(System::new(&args.model)?, args, &mut tell)?;
     if let (Some(_), false) = (&args.model.model, args.no_bench) {
         tell("running the model");
         let loaded = load::load(&args.model, Some(bench::MODEL_CONTEXT));
@@ -56,8 +56,10 @@ fn examine(
     let listed = match wanted {
         Wanted::Auto => {
             let mut all = vec![Wanted::Cpu, Wanted::Metal, Wanted::Cuda(0)];
-            all.extend(hardware.gpus().into_iter().filter(|gpu| *gpu != Wanted::Metal));
-            all.dedup();
+            let others = hardware.gpus();
+            all.extend(
+                others.into_iter().filter(|gpu| !matches!(gpu, Wanted::Metal | Wanted::Cuda(0))),
+            );
             all
         }
         named => vec![named],

@@ -247,3 +247,14 @@ fn auto_says_what_it_takes_and_why() {
     let wrong = finish(calla(&args).env("CALLA_DEVICE", "cuda:first"));
     assert!(wrong.status == Some(2) && wrong.err.contains("cuda:0"), "{}", wrong.err);
 }
+
+#[test]
+fn a_trace_is_of_a_macs_gpu() {
+    let trace =
+        |device| error(&["generate", SUM, "--gpu-trace", "x.gputrace", "--device", device], "");
+    assert!(trace("cuda").contains("Nsight"));
+    assert!(trace("cpu").contains("needs --device metal"));
+    if cfg!(not(target_os = "macos")) {
+        assert!(trace("metal").contains("this system has no Metal"));
+    }
+}
