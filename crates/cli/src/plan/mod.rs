@@ -40,7 +40,8 @@ pub(crate) fn run(args: &PlanArgs) -> anyhow::Result<()> {
     let plan = Plan::gather(args)?;
     if !plan.is_usual_format {
         output::note(
-            "config.json tells of another quantisation: bytes are those of the published MLX 4-bit conversion",
+            "config.json tells of another quantisation: bytes are those of the published MLX 4-bit conversion. A GPU \
+             takes 4 and 8 bits in groups of 64 alone; others run with --device cpu",
         );
     }
     if args.json {
