@@ -34,7 +34,7 @@ pub struct Ended {
 /// Metal, as the driver sees it.
 ///
 /// Buffers are shared between processor and GPU, and their hazards are tracked: command buffers of the one queue run as if
-/// one after the other. Within an encoder dispatches run concurrently, but for barriers.
+/// one after the other, and no event is needed between them. Within an encoder dispatches run concurrently, but for barriers.
 pub trait Api: Send {
     /// `MTLLibrary`
     type Library: Send;
@@ -43,7 +43,7 @@ pub trait Api: Send {
     /// `MTLBuffer`
     type Buffer: Send;
     /// `MTLCommandBuffer`
-    type CommandBuffer;
+    type CommandBuffer: Send;
     /// `MTLComputeCommandEncoder`
     type Encoder;
 

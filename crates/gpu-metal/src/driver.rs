@@ -5,6 +5,7 @@ use crate::capabilities::{Capabilities, Unsuitable};
 use crate::fault::Fault;
 use crate::inline::inline;
 use crate::pace::Pace;
+use crate::self_test::{SelfTestError, self_test};
 use calla_gpu::sources::{HEADERS, KERNELS, METAL4_HEADERS, METAL4_KERNELS, Source};
 use calla_gpu::{BufferId, Device, DeviceError, Dispatch, Pipelines, Range, check};
 use std::collections::{HashMap, VecDeque};
@@ -13,8 +14,8 @@ use std::collections::{HashMap, VecDeque};
 const DEVICE: &str = "Metal";
 /// Bytes that `setBytes` takes at most.
 const BYTES_MAX: usize = 4096;
-/// Command buffers that are under way at a time: one runs, the next waits, one is encoded.
-const UNDER_WAY: usize = 3;
+/// Command buffers that are under way at a time, over all calls: one runs, the next waits, one is encoded.
+pub const UNDER_WAY: usize = 3;
 
 /// Which kernels a device compiles.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -68,8 +69,16 @@ pub struct MetalDevice<A: Api> {
     buffers: Buffers<A::Buffer>,
     allocated: u64,
     pace: Pace,
+    /// What was committed and not waited for yet, oldest first.
+    under_way: VecDeque<UnderWay<A::CommandBuffer>>,
+    /// Seconds that the GPU was at work on all that has ended.
+    gpu_seconds: f64,
     /// The last that a command buffer failed with.
     fault: Option<Fault>,
+    /// That failure, until a call has said so.
+    unsaid: Option<DeviceError>,
+    /// A self-test is due before anything else runs.
+    is_suspect: bool,
 }
 
 struct Pipeline<P> {
@@ -134,7 +143,11 @@ impl<A: Api> MetalDevice<A> {
             buffers: Buffers(vec![]),
             allocated: 0,
             pace: Pace::default(),
+            under_way: VecDeque::new(),
+            gpu_seconds: 0.0,
             fault: None,
+            unsaid: None,
+            is_suspect: false,
         };
         for plain in KERNELS {
             let variant = METAL4_KERNELS.iter().find(|variant| variant.name == plain.name);
@@ -180,6 +193,28 @@ impl<A: Api> MetalDevice<A> {
     #[must_use]
     pub fn last_fault(&self) -> Option<&Fault> {
         self.fault.as_ref()
+    }
+
+    /// Seconds that the GPU was at work on all that was waited for, since the device was made.
+    #[must_use]
+    pub fn gpu_seconds(&self) -> f64 {
+        self.gpu_seconds
+    }
+
+    /// Whether kernels with known results still give them. After a command buffer has failed, a plan runs only once this
+    /// has passed; [`Device::run`] tries by itself.
+    ///
+    /// # Errors
+    /// If the GPU was lost, fails again, or computes something else: it stays unusable then.
+    pub fn self_test(&mut self) -> Result<(), SelfTestError> {
+        self.require_not_lost("the self-test")?;
+        self.finish()?;
+        self.is_suspect = false;
+        let result = self_test(self);
+        self.is_suspect = result.is_err();
+        // It was said by the result.
+        self.unsaid = None;
+        result
     }
 
     /// Bytes of all buffers.
@@ -280,30 +315,64 @@ impl<A: Api> MetalDevice<A> {
         api.dispatch(encoder, dispatch.grid, dispatch.threads);
     }
 
-    /// Waits for a command buffer, and keeps the first error of all.
-    fn wait(
-        &mut self,
-        under_way: UnderWay<A::CommandBuffer>,
-        result: &mut Result<(), DeviceError>,
-    ) {
-        match self.api.wait(under_way.commands) {
-            Ok(ended) => self.pace.measured(under_way.work, ended.gpu_seconds),
-            Err(fault) if result.is_ok() => {
-                let label = format!("a command buffer from {} on", under_way.label);
-                *result = Err(DeviceError::failed(label, fault.to_string()));
+    /// Waits for the oldest command buffer, and reads how it ended.
+    fn wait_oldest(&mut self) {
+        let Some(oldest) = self.under_way.pop_front() else { return };
+        match self.api.wait(oldest.commands) {
+            Ok(ended) => {
+                self.pace.measured(oldest.work, ended.gpu_seconds);
+                self.gpu_seconds += ended.gpu_seconds;
+            }
+            Err(fault) if self.unsaid.is_none() => {
+                let label = format!("a command buffer from {} on", oldest.label);
+                self.unsaid = Some(DeviceError::failed(label, fault.to_string()));
                 self.fault = Some(fault);
+                self.is_suspect = true;
             }
             // What followed a failure fails too, or computes with what that left.
             Err(_) => {}
         }
     }
 
-    fn require_usable(&self, what: &str) -> Result<(), DeviceError> {
+    /// Waits for all that is under way: the first failure that no call has said yet.
+    fn finish(&mut self) -> Result<(), DeviceError> {
+        while !self.under_way.is_empty() {
+            self.wait_oldest();
+        }
+        self.unsaid.take().map_or(Ok(()), Err)
+    }
+
+    fn require_not_lost(&self, what: &str) -> Result<(), DeviceError> {
         match &self.fault {
-            Some(fault) if fault.is_final() => {
+            Some(fault) if fault.is_final() && self.unsaid.is_none() => {
                 Err(DeviceError::failed(what, format!("the GPU was lost before: {fault}")))
             }
             _ => Ok(()),
+        }
+    }
+
+    /// Tests a GPU that has failed, before it computes anything else.
+    fn require_trusted(&mut self) -> Result<(), DeviceError> {
+        self.require_not_lost("a plan")?;
+        if let Some(unsaid) = self.unsaid.take() {
+            return Err(unsaid);
+        }
+        if !self.is_suspect {
+            return Ok(());
+        }
+        self.self_test().map_err(|error| {
+            let before = self.fault.as_ref().map_or_else(String::new, ToString::to_string);
+            let reason = format!("{error}; before, {before}. Use --device cpu, or start again");
+            DeviceError::failed("a GPU that has failed", reason)
+        })
+    }
+}
+
+/// Metal's objects may go while a command buffer uses them, as it retains them; but how each ended is read.
+impl<A: Api> Drop for MetalDevice<A> {
+    fn drop(&mut self) {
+        while !self.under_way.is_empty() {
+            self.wait_oldest();
         }
     }
 }
@@ -331,13 +400,15 @@ impl<A: Api> Device for MetalDevice<A> {
             let reason = format!("there is no buffer {}", buffer.0);
             return Err(DeviceError::failed("a release", reason));
         };
-        // `run` waits for all that it commits: nothing uses it.
+        // Nothing may use it any more.
+        let result = self.finish();
         self.api.release(taken.buffer);
         self.allocated -= taken.bytes;
-        Ok(())
+        result
     }
 
     fn write(&mut self, range: Range, bytes: &[u8]) -> Result<(), DeviceError> {
+        self.finish()?;
         if let Some(buffer) = self.buffers.copied("a write", range, bytes.len())? {
             self.api.write(&buffer.buffer, range.start, bytes);
         }
@@ -345,6 +416,7 @@ impl<A: Api> Device for MetalDevice<A> {
     }
 
     fn read(&mut self, range: Range, bytes: &mut [u8]) -> Result<(), DeviceError> {
+        self.finish()?;
         if let Some(buffer) = self.buffers.copied("a read", range, bytes.len())? {
             self.api.read(&buffer.buffer, range.start, bytes);
         }
@@ -352,7 +424,7 @@ impl<A: Api> Device for MetalDevice<A> {
     }
 
     fn run(&mut self, dispatches: &[Dispatch], stages: &[usize]) -> Result<(), DeviceError> {
-        self.require_usable("a plan")?;
+        self.require_trusted()?;
         check::stages(dispatches, stages).map(drop)?;
         // All of it before anything runs: then only the GPU can fail half way.
         for dispatch in dispatches {
@@ -360,29 +432,21 @@ impl<A: Api> Device for MetalDevice<A> {
             checked
                 .map_err(|reason| DeviceError::Kernel { entry: dispatch.label.clone(), reason })?;
         }
-        let mut result = Ok(());
-        let mut under_way = VecDeque::new();
         let (mut dispatches, mut stages) = (dispatches, stages);
-        while !stages.is_empty() && result.is_ok() {
+        while !stages.is_empty() {
+            while self.under_way.len() >= UNDER_WAY {
+                self.wait_oldest();
+            }
+            // Nothing is added to a failure.
+            if self.unsaid.is_some() {
+                return self.finish();
+            }
             let taken = self.pace.stages(dispatches, stages);
             let count = stages[..taken].iter().sum();
-            match self.commit(&dispatches[..count], &stages[..taken]) {
-                Ok(committed) => under_way.push_back(committed),
-                Err(error) => {
-                    result = Err(error);
-                    break;
-                }
-            }
+            let committed = self.commit(&dispatches[..count], &stages[..taken])?;
+            self.under_way.push_back(committed);
             (dispatches, stages) = (&dispatches[count..], &stages[taken..]);
-            if under_way.len() == UNDER_WAY
-                && let Some(oldest) = under_way.pop_front()
-            {
-                self.wait(oldest, &mut result);
-            }
         }
-        for committed in under_way {
-            self.wait(committed, &mut result);
-        }
-        result
+        Ok(())
     }
 }

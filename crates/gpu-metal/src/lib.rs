@@ -16,9 +16,11 @@ pub mod metal;
 pub mod no_metal;
 pub mod options;
 pub mod pace;
+pub mod self_test;
 
 pub use api::{Api, Ended, Language};
 pub use capabilities::Capabilities;
 pub use driver::{Kernels, MetalDevice, OpenError};
 pub use fault::Fault;
 pub use options::{Description, Opened, Options, SystemDevice, Unused, open};
+pub use self_test::SelfTestError;

@@ -54,6 +54,13 @@ pub struct Buffer(Object<dyn MTLBuffer>);
 // SAFETY: Metal's resources are retained and released atomically; their contents are only touched through `&mut Metal`.
 unsafe impl Send for Buffer {}
 
+/// `MTLCommandBuffer`
+pub struct CommandBuffer(Object<dyn MTLCommandBuffer>);
+
+// SAFETY: Apple asks that one thread at a time uses a command buffer, whichever it is; its owner is the only one here, and
+// it is waited for by value.
+unsafe impl Send for CommandBuffer {}
+
 /// The default GPU, with kernels for tensor units where it has them and they pass their self-test.
 pub(crate) fn open(options: &Options) -> Result<Opened, OpenError> {
     let device = MetalDevice::new(Metal::new()?, Kernels::Plain)?;
@@ -171,7 +178,7 @@ impl Api for Metal {
     type Library = Object<dyn MTLLibrary>;
     type Pipeline = Pipeline;
     type Buffer = Buffer;
-    type CommandBuffer = Object<dyn MTLCommandBuffer>;
+    type CommandBuffer = CommandBuffer;
     type Encoder = Object<dyn MTLComputeCommandEncoder>;
 
     fn capabilities(&self) -> &Capabilities {
@@ -304,11 +311,15 @@ impl Api for Metal {
         autoreleasepool(|_| {
             let commands = self.queue.commandBuffer()?;
             commands.setLabel(Some(&NSString::from_str(label)));
-            Some(commands)
+            Some(CommandBuffer(commands))
         })
     }
 
-    fn encoder(&mut self, commands: &Self::CommandBuffer, label: &str) -> Option<Self::Encoder> {
+    fn encoder(
+        &mut self,
+        CommandBuffer(commands): &Self::CommandBuffer,
+        label: &str,
+    ) -> Option<Self::Encoder> {
         autoreleasepool(|_| {
             let encoder =
                 commands.computeCommandEncoderWithDispatchType(MTLDispatchType::Concurrent)?;
@@ -359,11 +370,11 @@ impl Api for Metal {
         encoder.endEncoding();
     }
 
-    fn commit(&mut self, commands: &Self::CommandBuffer) {
+    fn commit(&mut self, CommandBuffer(commands): &Self::CommandBuffer) {
         autoreleasepool(|_| commands.commit());
     }
 
-    fn wait(&mut self, commands: Self::CommandBuffer) -> Result<Ended, Fault> {
+    fn wait(&mut self, CommandBuffer(commands): Self::CommandBuffer) -> Result<Ended, Fault> {
         autoreleasepool(|_| {
             commands.waitUntilCompleted();
             let status = commands.status();

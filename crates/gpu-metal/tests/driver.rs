@@ -4,6 +4,8 @@ mod common;
 
 use calla_gpu::{BufferId, Device as _, DeviceError, Dispatch, Dtype, Place, Range, Tensor};
 use calla_gpu_metal::capabilities::Unsuitable;
+use calla_gpu_metal::driver::UNDER_WAY;
+use calla_gpu_metal::self_test;
 use calla_gpu_metal::{Fault, Kernels, MetalDevice, OpenError};
 use calla_ops::{Runner as _, SpanKind};
 use common::contract::Contract;
@@ -18,6 +20,17 @@ fn reason(result: Result<(), DeviceError>) -> String {
         DeviceError::Kernel { reason, .. } | DeviceError::Failed { reason, .. } => reason,
         other => other.to_string(),
     }
+}
+
+/// Waits for what runs.
+fn wait(device: &mut MetalDevice<Contract>, buffer: BufferId) -> Result<(), DeviceError> {
+    device.read(Range { place: Place::Buffer(buffer), start: 0, len: 4 }, &mut [0; 4])
+}
+
+/// Has the model pass the self-test.
+fn compute_rightly(contract: &Contract) {
+    let bytes = self_test::expected().into_iter().flat_map(f32::to_le_bytes).collect();
+    contract.world().contents.insert(self_test::LABEL.to_owned(), bytes);
 }
 
 /// A copy of 64 bytes, in parts of one buffer.
@@ -37,6 +50,7 @@ fn a_dispatch_that_does_not_fit_is_refused_before_anything_runs() {
     let mut device = device(&contract);
     let buffer = device.allocate("a buffer", 128).unwrap();
     device.run(&[copy(buffer, 0, 64)], &[1]).unwrap();
+    wait(&mut device, buffer).unwrap();
     let made = contract.world().command_buffers();
     let refused = [
         (Dispatch { threads: [512, 1, 1], ..copy(buffer, 0, 64) }, "at most 256"),
@@ -128,6 +142,7 @@ fn a_failed_command_buffer_is_an_error_and_the_next_run_works() {
         let contract = Contract::new();
         let mut runner = runner(&shape, &contract);
         contract.world().faults.insert(number, fault.clone());
+        compute_rightly(&contract);
         let error = drive(&shape, &mut runner).unwrap_err().to_string();
         assert!(error.contains("Metal") && error.contains("took too long"), "{error}");
         assert_eq!(runner.device().last_fault(), Some(&fault), "command buffer {number}");
@@ -144,7 +159,8 @@ fn a_lost_device_runs_nothing_more() {
     });
     let mut device = device(&contract);
     let buffer = device.allocate("a buffer", 128).unwrap();
-    assert!(reason(device.run(&[copy(buffer, 0, 64)], &[1])).contains("start it again"));
+    device.run(&[copy(buffer, 0, 64)], &[1]).unwrap();
+    assert!(reason(wait(&mut device, buffer)).contains("start it again"));
     assert!(reason(device.run(&[copy(buffer, 0, 64)], &[1])).contains("was lost before"));
     assert_eq!(contract.world().command_buffers(), 1);
 }
@@ -161,13 +177,16 @@ fn a_long_plan_is_spread_over_command_buffers_that_are_all_read() {
         dispatches.push(dispatch);
     }
     device.run(&dispatches, &[1; 40]).unwrap();
+    wait(&mut device, buffer).unwrap();
+    assert_eq!(contract.world().under_way_max, UNDER_WAY);
     let made = contract.world().command_buffers();
     assert!((4..=40).contains(&made), "{made} command buffers");
     assert_eq!(contract.world().violations(), Vec::<String>::new());
 
     // A failure in the first: none is left unread, and the rest is not even committed.
     contract.world().faults.insert(made, Fault::PageFault("gone".to_owned()));
-    assert!(reason(device.run(&dispatches, &[1; 40])).contains("does not have"));
+    let result = device.run(&dispatches, &[1; 40]).and_then(|()| wait(&mut device, buffer));
+    assert!(reason(result).contains("does not have"));
     assert_eq!(contract.world().violations(), Vec::<String>::new());
     assert!(contract.world().command_buffers() <= made + 3);
 }
@@ -179,8 +198,77 @@ fn a_missing_barrier_in_the_plan_itself_is_noticed() {
     let buffer = device.allocate("a buffer", 128).unwrap();
     let dependent = [copy(buffer, 0, 64), copy(buffer, 64, 0)];
     device.run(&dependent, &[1, 1]).unwrap();
+    wait(&mut device, buffer).unwrap();
     assert_eq!(contract.world().violations(), Vec::<String>::new());
     device.run(&dependent, &[2]).unwrap();
     let violations = contract.world().violations();
     assert!(violations[0].contains("no barrier after copy"), "{violations:?}");
+}
+
+#[test]
+fn plans_follow_one_another_without_a_wait_and_their_time_is_counted() {
+    let contract = Contract::new();
+    let mut device = device(&contract);
+    let buffer = device.allocate("a buffer", 128).unwrap();
+    for _ in 0..10 {
+        device.run(&[copy(buffer, 0, 64)], &[1]).unwrap();
+    }
+    assert_eq!(contract.world().under_way_max, UNDER_WAY);
+    assert!(device.gpu_seconds() < 0.08, "{}", device.gpu_seconds());
+    wait(&mut device, buffer).unwrap();
+    assert!((device.gpu_seconds() - 0.1).abs() < 1e-9, "{}", device.gpu_seconds());
+    // One that is dropped with work under way reads how that ended.
+    device.run(&[copy(buffer, 0, 64)], &[1]).unwrap();
+    drop(device);
+    assert_eq!(contract.world().violations(), Vec::<String>::new());
+}
+
+#[test]
+fn a_failure_is_said_once_by_the_next_call_whichever_it_is() {
+    for call in 0..4 {
+        let contract = Contract::with(|_, world| {
+            world.faults.insert(0, Fault::PageFault("gone".to_owned()));
+        });
+        compute_rightly(&contract);
+        let mut device = device(&contract);
+        let buffer = device.allocate("a buffer", 128).unwrap();
+        let other = device.allocate("another", 16).unwrap();
+        let word = Range { place: Place::Buffer(buffer), start: 0, len: 4 };
+        device.run(&[copy(buffer, 0, 64)], &[1]).unwrap();
+        let result = match call {
+            0 => device.read(word, &mut [0; 4]),
+            1 => device.write(word, &[0; 4]),
+            2 => device.release(other),
+            // As many as may be under way, and one that waits.
+            _ => (0..=UNDER_WAY).try_for_each(|_| device.run(&[copy(buffer, 0, 64)], &[1])),
+        };
+        assert!(reason(result).contains("does not have"), "call {call}");
+        wait(&mut device, buffer).unwrap();
+        device.run(&[copy(buffer, 0, 64)], &[1]).unwrap();
+        wait(&mut device, buffer).unwrap();
+        assert_eq!(contract.world().violations(), Vec::<String>::new());
+    }
+}
+
+#[test]
+fn a_gpu_that_computes_wrongly_after_a_failure_runs_nothing_more() {
+    let contract = Contract::with(|_, world| {
+        world.faults.insert(0, Fault::Timeout("slow".to_owned()));
+    });
+    let mut device = device(&contract);
+    let buffer = device.allocate("a buffer", 128).unwrap();
+    device.run(&[copy(buffer, 0, 64)], &[1]).unwrap();
+    assert!(reason(wait(&mut device, buffer)).contains("took too long"));
+    // The model computes zeros.
+    for _ in 0..2 {
+        let found = reason(device.run(&[copy(buffer, 0, 64)], &[1]));
+        assert!(found.contains("the self-test found 0 in place of 15.5"), "{found}");
+        assert!(found.contains("took too long"), "{found}");
+    }
+    compute_rightly(&contract);
+    device.self_test().unwrap();
+    device.run(&[copy(buffer, 0, 64)], &[1]).unwrap();
+    wait(&mut device, buffer).unwrap();
+    assert_eq!(device.allocated_bytes(), 128);
+    assert_eq!(contract.world().violations(), Vec::<String>::new());
 }

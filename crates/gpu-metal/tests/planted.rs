@@ -2,6 +2,9 @@
 
 mod common;
 
+use calla_gpu::copy::copy;
+use calla_gpu::{Device as _, Place, Range};
+use calla_gpu_metal::{Kernels, MetalDevice};
 use common::contract::{Contract, Plant};
 use common::network::{demo, drive, runner};
 
@@ -44,10 +47,31 @@ fn each_planted_fault_is_noticed() {
         (Plant::CommitTwice, "is committed twice"),
         (Plant::ErrorUnread, "nobody read how"),
         (Plant::ErrorUnread, "a read of a buffer that"),
+        (Plant::WaitLost(3), "of a buffer that"),
+        (Plant::WaitLost(3), "nobody read how"),
         (Plant::ReleasedWhileRunning(9), "which was released"),
     ];
     for (plant, due) in plants {
         let found = violations(plant);
         assert!(found.iter().any(|text| text.contains(due)), "{plant:?}: {found:#?}");
     }
+}
+
+/// Steps that follow one another without a wait: tracking is what orders them.
+#[test]
+fn command_buffers_that_nothing_orders_are_noticed() {
+    let ordered = |plant| {
+        let contract = Contract::with(|_, world| world.plant = plant);
+        let mut device = MetalDevice::new(contract.clone(), Kernels::Plain).unwrap();
+        let buffer = device.allocate("a buffer", 128).unwrap();
+        let part = |start| Range { place: Place::Buffer(buffer), start, len: 64 };
+        for _ in 0..2 {
+            device.run(&[copy(part(0), part(64))], &[1]).unwrap();
+        }
+        device.read(part(0), &mut [0; 64]).unwrap();
+        contract.world().violations()
+    };
+    assert_eq!(ordered(None), Vec::<String>::new());
+    let found = ordered(Some(Plant::Untracked(0)));
+    assert!(found.iter().any(|text| text.contains("nothing orders")), "{found:#?}");
 }

@@ -112,7 +112,12 @@ impl<D: Device> GpuRunner<D> {
     fn run_step(&mut self, batch: &Batch, moves: &SlotMoves) -> Result<Rows, DeviceError> {
         let logits = self.run_plan(batch, moves, Work::Step(batch.spans()[0].kind))?;
         let mut values = vec![0.0_f32; logits.rows as usize * logits.cols as usize];
-        if !values.is_empty() {
+        if values.is_empty() {
+            // State moves on only once it is known that the device has not failed: a read waits and says so.
+            let buffer = self.tables.id().expect("tables were written");
+            let word = Range { place: Place::Buffer(buffer), start: 0, len: 4 };
+            self.device.read(word, &mut [0; 4])?;
+        } else {
             self.device.read(logits.range, bytemuck::cast_slice_mut(&mut values))?;
         }
         Ok(Rows::from_vec(self.shape.vocab_size, values))

@@ -44,6 +44,10 @@ pub enum Plant {
     CommitLost,
     CommitTwice,
     ErrorUnread,
+    /// The n-th wait does not wait.
+    WaitLost(usize),
+    /// The n-th buffer is made without hazard tracking.
+    Untracked(usize),
     ReleasedWhileRunning(usize),
 }
 
@@ -66,12 +70,14 @@ struct Commands {
     committed: bool,
     waited: bool,
     uses: BTreeSet<usize>,
+    writes: BTreeSet<usize>,
 }
 
 struct Buffer {
     label: String,
     bytes: u64,
     released: bool,
+    is_untracked: bool,
 }
 
 struct Pipeline {
@@ -99,6 +105,10 @@ pub struct World {
     pub threadgroup_bytes: u64,
     /// What the compiler says of each file that is named here.
     pub compiler_errors: HashMap<String, String>,
+    /// What the processor finds in the buffer of each label that is named here; zeros in others.
+    pub contents: HashMap<String, Vec<u8>>,
+    /// Most command buffers that were under way at a time.
+    pub under_way_max: usize,
     /// A fault of the driver.
     pub plant: Option<Plant>,
     calls: HashMap<&'static str, usize>,
@@ -150,7 +160,7 @@ impl World {
         if index >= 31 {
             self.violation(format!("buffer index {index}; Metal has 31"));
         }
-        let Buffer { label, bytes, released } = &self.buffers[buffer];
+        let Buffer { label, bytes, released, .. } = &self.buffers[buffer];
         let (label, bytes, released) = (label.clone(), *bytes, *released);
         if released {
             self.violation(format!("{label} was released"));
@@ -231,6 +241,12 @@ impl World {
             let bound = buffers.len() + bytes.len();
             wrong.push(format!("{bound} slots are bound of {}", declared.slots.len()));
         }
+        for binding in described.bindings.iter().filter(|binding| binding.access.writes()) {
+            if let Place::Buffer(BufferId(id)) = binding.range.place {
+                let commands = self.encoders[encoder].commands;
+                self.commands[commands].writes.insert(id as usize);
+            }
+        }
         self.entries.insert(described.entry.to_owned());
         self.dispatches += 1;
         let state = &mut self.encoders[encoder];
@@ -252,6 +268,26 @@ impl World {
         }
     }
 
+    /// Requires that Metal orders a command buffer behind those under way where they share a buffer that one writes: it
+    /// does for buffers whose hazards it tracks, and nobody signals events for others.
+    fn require_order(&mut self, commands: usize) {
+        let this = &self.commands[commands];
+        let writes = |c: &Commands, buffer| c.writes.contains(buffer);
+        let earlier = self.commands.iter().enumerate();
+        let unordered = earlier.filter(|(i, c)| *i != commands && c.committed && !c.waited);
+        let found = unordered.flat_map(|(_, c)| {
+            let shared = c.uses.intersection(&this.uses);
+            let shared = shared.filter(|b| writes(c, b) || writes(this, b));
+            shared.filter(|&&b| self.buffers[b].is_untracked).map(|b| (c.label.clone(), *b))
+        });
+        let found: Vec<(String, usize)> = found.collect();
+        let label = self.commands[commands].label.clone();
+        for (other, buffer) in found {
+            let name = self.buffers[buffer].label.clone();
+            self.violation(format!("nothing orders {label} behind {other}: {name} is untracked"));
+        }
+    }
+
     /// Whether the GPU may be using a buffer.
     fn require_idle(&mut self, what: &str, buffer: usize) {
         let uses = |c: &&Commands| c.committed && !c.waited && c.uses.contains(&buffer);
@@ -263,7 +299,7 @@ impl World {
 
     fn touch(&mut self, what: &str, buffer: usize, offset: u64, len: usize) {
         self.require_idle(what, buffer);
-        let Buffer { label, bytes, released } = &self.buffers[buffer];
+        let Buffer { label, bytes, released, .. } = &self.buffers[buffer];
         let (label, bytes, released) = (label.clone(), *bytes, *released);
         if released || offset + len as u64 > bytes {
             self.violation(format!("{what} of {len} bytes at {offset} of {label}"));
@@ -377,7 +413,9 @@ impl Api for Contract {
         }
         let is_short = world.is_planted("buffer", Plant::ShortBuffer);
         let bytes = if is_short { bytes / 32 * 16 } else { bytes };
-        world.buffers.push(Buffer { label: label.to_owned(), bytes, released: false });
+        let is_untracked = world.is_planted("tracking", Plant::Untracked);
+        let label = label.to_owned();
+        world.buffers.push(Buffer { label, bytes, released: false, is_untracked });
         Some(world.buffers.len() - 1)
     }
 
@@ -392,8 +430,13 @@ impl Api for Contract {
     }
 
     fn read(&mut self, buffer: &Self::Buffer, offset: u64, bytes: &mut [u8]) {
-        self.world().touch("a read", *buffer, offset, bytes.len());
+        let mut world = self.world();
+        world.touch("a read", *buffer, offset, bytes.len());
         bytes.fill(0);
+        let label = world.buffers[*buffer].label.clone();
+        if let Some(contents) = world.contents.get(&label) {
+            bytes.copy_from_slice(&contents[..bytes.len()]);
+        }
     }
 
     fn command_buffer(&mut self, label: &str) -> Option<Self::CommandBuffer> {
@@ -534,12 +577,16 @@ impl Api for Contract {
                 }
             }
             world.commands[*commands].committed = true;
+            let under_way = world.commands.iter().filter(|c| c.committed && !c.waited).count();
+            world.under_way_max = world.under_way_max.max(under_way);
+            world.require_order(*commands);
         }
     }
 
     fn wait(&mut self, commands: Self::CommandBuffer) -> Result<Ended, Fault> {
         let mut world = self.world();
-        if world.plant == Some(Plant::ErrorUnread) {
+        let is_lost = world.is_planted("wait", Plant::WaitLost);
+        if is_lost || world.plant == Some(Plant::ErrorUnread) {
             return Ok(Ended { gpu_seconds: 0.01 });
         }
         if !world.commands[commands].committed {
