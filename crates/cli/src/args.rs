@@ -1,5 +1,6 @@
 //! The flag table: `--help`, the parser, the man page and the shell completions all follow from it.
 
+use crate::bench_args::{BENCH_ABOUT, BENCH_EXAMPLES, BenchArgs, BenchJobArgs};
 use crate::device::{Wanted, WantedParser};
 use crate::doctor_args::{DOCTOR_ABOUT, DOCTOR_EXAMPLES, DoctorArgs};
 use crate::engine_args::{EngineArgs, StructureArgs};
@@ -120,6 +121,10 @@ pub(crate) struct ModelArgs {
     #[arg(long, value_name = "TOKENS", allow_negative_numbers = true,
           value_parser = clap::value_parser!(u32).range(2..))]
     pub(crate) ctx: Option<u32>,
+
+    /// Instruction set of the CPU backend, where `bench` wants another than the best.
+    #[arg(skip)]
+    pub(crate) isa: Option<calla_cpu::Isa>,
 }
 
 impl ModelArgs {
@@ -254,6 +259,12 @@ pub(crate) enum Command {
     /// Say what a step costs on a GPU, and what a chip can reach at most
     #[command(after_long_help = PLAN_EXAMPLES, long_about = PLAN_ABOUT)]
     Plan(PlanArgs),
+    /// Measure prefill and decode, next to what the device can reach at most
+    #[command(after_long_help = BENCH_EXAMPLES, long_about = BENCH_ABOUT)]
+    Bench(BenchArgs),
+    /// Measure one arm of `bench`, which starts such processes
+    #[command(hide = true)]
+    BenchJob(BenchJobArgs),
     /// Compare the model with reference logits
     #[command(after_long_help = EVAL_EXAMPLES, long_about = EVAL_ABOUT)]
     Eval(EvalArgs),

@@ -28,7 +28,9 @@ fn manual() -> anyhow::Result<String> {
     top.render_synopsis_section(&mut page)?;
     top.render_description_section(&mut page)?;
     top.render_options_section(&mut page)?;
-    for subcommand in command.get_subcommands().filter(|c| c.get_name() != "help") {
+    for subcommand in
+        command.get_subcommands().filter(|c| c.get_name() != "help" && !c.is_hide_set())
+    {
         section(subcommand, &mut page)?;
     }
     top.render_extra_section(&mut page)?;

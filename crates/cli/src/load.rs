@@ -1,13 +1,13 @@
 //! From a directory to a model that runs: plan the memory, load the weights, start the device.
 
 use crate::args::ModelArgs;
-use crate::device::{Devices, Place, System, Target, Wanted};
+use crate::device::{Devices, Hardware, OpenGpu, Place, System, Target, Wanted};
 use crate::discover::{self, Candidate, Why};
 use crate::engine_args::EngineArgs;
 use crate::grammar;
 use crate::output;
 use anyhow::bail;
-use calla_cpu::Cpu;
+use calla_cpu::{Cpu, Isa};
 use calla_engine::{
     CutRule, EngineConfig, Machine, MemoryPlan, Refusal, Speculation, StateNeeds, Thinking,
 };
@@ -268,6 +268,65 @@ pub(crate) fn load(args: &ModelArgs, context: Option<usize>) -> anyhow::Result<L
     })
 }
 
+/// What a measurement needs of a model.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Wish {
+    /// Tokens of all sequences together.
+    pub(crate) context: usize,
+    pub(crate) sequences: usize,
+    pub(crate) speculation: Speculation,
+}
+
+/// Loads the network for a measurement, on a device of `hardware`.
+pub(crate) fn load_for_bench(
+    args: &ModelArgs,
+    hardware: Arc<dyn Hardware>,
+    wish: Wish,
+) -> anyhow::Result<Loaded> {
+    let Wish { context, sequences, speculation } = wish;
+    let mut devices = Devices::find(hardware, args.device)?;
+    discover::first_that_loads(args.model.as_deref(), |candidate, _| {
+        let needs = Needs { context: Some(context), sequences, ..Needs::one(speculation) };
+        Opened::new(candidate, needs, &devices)?.load(args, 0, &mut devices)
+    })
+}
+
+/// The device that a model would run on, and what is known of both without loading it.
+pub(crate) struct Chosen {
+    pub(crate) wanted: Wanted,
+    pub(crate) device_name: String,
+    pub(crate) memory: Machine,
+    pub(crate) element_bytes: usize,
+    /// Where it is a GPU.
+    pub(crate) gpu: Option<Box<dyn OpenGpu>>,
+    /// What clients of a server would see.
+    pub(crate) model_name: String,
+    pub(crate) model_digest: String,
+}
+
+/// Chooses a device for a model with `context` tokens.
+pub(crate) fn choose(args: &ModelArgs, context: usize) -> anyhow::Result<Chosen> {
+    let mut devices = Devices::find(Arc::new(System), args.device)?;
+    discover::first_that_loads(args.model.as_deref(), |candidate, _| {
+        let needs = Needs { context: Some(context), ..Needs::one(Speculation::Off) };
+        let Opened { checkpoint, place, .. } = Opened::new(candidate, needs, &devices)?;
+        let (wanted, name) = (devices.wanted(place.target), devices.name(place.target).to_owned());
+        let gpu = match place.target {
+            Target::Gpu(index) => Some(devices.take(index)?.0),
+            Target::Cpu | Target::Reference => None,
+        };
+        Ok(Chosen {
+            wanted,
+            device_name: name,
+            memory: place.memory,
+            element_bytes: place.element_bytes(),
+            gpu,
+            model_name: name_of(&candidate.dir, candidate.why),
+            model_digest: checkpoint.digest(),
+        })
+    })
+}
+
 /// A checkpoint's directory and its tokenizer, for commands that need no weights.
 pub(crate) struct TextSide {
     pub(crate) dir: PathBuf,
@@ -461,7 +520,8 @@ fn start(
         return Ok((runner(ops, network, drafting)?, "f32 reference".to_owned()));
     }
     // 0: all that the machine offers.
-    let ops = Cpu::new(shape.clone(), size, args.threads.map_or(0, usize::from))?;
+    let threads = args.threads.map_or(0, usize::from);
+    let ops = Cpu::with_isa(shape.clone(), size, threads, args.isa.unwrap_or_else(Isa::detect))?;
     let threads = ops.threads();
     let words = format!("CPU, {threads} {}", if threads == 1 { "thread" } else { "threads" });
     Ok((runner(ops, network, drafting)?, words))

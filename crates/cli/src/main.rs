@@ -5,6 +5,8 @@
 //! to standard error.
 
 mod args;
+mod bench;
+mod bench_args;
 mod chat;
 mod device;
 mod discover;
@@ -59,6 +61,8 @@ fn dispatch(command: Command) -> anyhow::Result<()> {
         Command::Info(args) => info::run(&args),
         Command::Doctor(args) => doctor::run(&args),
         Command::Plan(args) => plan::run(&args),
+        Command::Bench(args) => bench::run(&args),
+        Command::BenchJob(args) => bench::run_job(args),
         Command::Eval(args) => eval::run(&args),
         Command::Synth(args) => synth::run(&args),
         Command::Tokenize(args) => text_tools::tokenize(&args),

@@ -143,7 +143,7 @@ mod multiply_adds {
                 *sum = _mm512_fmadd_ps(*sum, factor, term);
             }
         }
-        sums.into_iter().map(_mm512_reduce_add_ps).sum()
+        sums.into_iter().map(|sum| _mm512_reduce_add_ps(sum)).sum()
     }
 
     #[cfg(target_arch = "x86_64")]

@@ -123,8 +123,17 @@ impl Devices {
         anyhow::bail!("no device was found: this is a bug")
     }
 
+    /// How `--device` names a device.
+    pub(crate) fn wanted(&self, target: Target) -> Wanted {
+        match target {
+            Target::Cpu => Wanted::Cpu,
+            Target::Reference => Wanted::Reference,
+            Target::Gpu(i) => self.gpus[i].wanted,
+        }
+    }
+
     /// What a device is called.
-    fn name(&self, target: Target) -> &str {
+    pub(crate) fn name(&self, target: Target) -> &str {
         match target {
             Target::Cpu => "CPU",
             Target::Reference => "f32 reference",

@@ -165,18 +165,21 @@ impl Hardware for System {
     fn open(&self, wanted: Wanted) -> Result<Gpu, Unusable> {
         match wanted {
             Wanted::Metal => metal(self.trace.clone()),
-            Wanted::Cuda(ordinal) => cuda(ordinal),
+            Wanted::Cuda(ordinal) => cuda(&Options { ordinal, ..Options::default() }),
             Wanted::Auto | Wanted::Cpu | Wanted::Reference => Err(Unusable::NoGpu(wanted)),
         }
     }
 }
 
-fn cuda(ordinal: u32) -> Result<Gpu, Unusable> {
-    let options = Options { ordinal, ..Options::default() };
-    let device = CudaDevice::new(&options)?;
-    let free = CudaDevice::free_memory(&options)?;
+/// A CUDA GPU, used as `options` say.
+///
+/// # Errors
+/// Why it cannot be used.
+pub(crate) fn cuda(options: &Options) -> Result<Gpu, Unusable> {
+    let device = CudaDevice::new(options)?;
+    let free = CudaDevice::free_memory(options)?;
     Ok(Gpu {
-        wanted: Wanted::Cuda(ordinal),
+        wanted: Wanted::Cuda(options.ordinal),
         name: device.name()?,
         // What other programs have of it is theirs.
         memory: Machine { total: free, available: free, is_mac: false, gpu_limit_setting: None },

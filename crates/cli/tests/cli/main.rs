@@ -1,6 +1,7 @@
 //! The program from the outside: each command on the demo checkpoint, and what it says to bad input.
 
 mod bad_input;
+mod bench;
 mod chat;
 mod docs;
 mod doctor;
