@@ -306,7 +306,7 @@ pub(crate) struct Chosen {
 
 /// Chooses a device for a model with `context` tokens.
 pub(crate) fn choose(args: &ModelArgs, context: usize) -> anyhow::Result<Chosen> {
-    let mut devices = Devices::find(Arc::new(System), args.device)?;
+    let mut devices = Devices::find(System::new(args)?, args.device)?;
     discover::first_that_loads(args.model.as_deref(), |candidate, _| {
         let needs = Needs { context: Some(context), ..Needs::one(Speculation::Off) };
         let Opened { checkpoint, place, .. } = Opened::new(candidate, needs, &devices)?;

@@ -65,15 +65,15 @@ struct Switched(Option<Ablation>);
 
 impl Hardware for Switched {
     fn host(&self) -> anyhow::Result<Machine> {
-        System.host()
+        System::default().host()
     }
 
     fn gpus(&self) -> Vec<Wanted> {
-        System.gpus()
+        System::default().gpus()
     }
 
     fn open(&self, wanted: Wanted) -> Result<Gpu, Unusable> {
-        let Wanted::Cuda(ordinal) = wanted else { return System.open(wanted) };
+        let Wanted::Cuda(ordinal) = wanted else { return System::default().open(wanted) };
         let mut options = Options { ordinal, ..Options::default() };
         match self.0 {
             Some(Ablation::Twins) => options.no_twins = true,

@@ -79,7 +79,8 @@ impl Hardware for Scripted {
 }
 
 fn args(device: Wanted) -> DoctorArgs {
-    let model = ModelArgs { model: None, device, threads: Some(1), ctx: None, gpu_trace: None };
+    let model =
+        ModelArgs { model: None, device, threads: Some(1), ctx: None, gpu_trace: None, isa: None };
     DoctorArgs { no_bench: true, json: false, model }
 }
 
