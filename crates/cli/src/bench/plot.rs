@@ -115,7 +115,15 @@ mod tests {
         let rows = [row(4096, 80.0), row(256, 100.0)];
         let svg = Drawing::Decode.svg(&rows, "a <device>").unwrap();
         assert!(svg.starts_with("<svg") && svg.trim_end().ends_with("</svg>"), "{svg}");
-        assert_eq!(svg.matches("<polyline").count(), 4, "{svg}");
+        // A line with its two points, and the legend's.
+        for colour in ["#0000FF", "#FF0000"] {
+            let lines =
+                svg.lines().filter(|line| line.contains(colour) && line.contains("<polyline"));
+            assert_eq!(lines.count(), 2, "{colour}: {svg}");
+            let points =
+                svg.lines().filter(|line| line.contains(colour) && line.contains("<circle"));
+            assert_eq!(points.count(), 2, "{colour}: {svg}");
+        }
         assert!(svg.contains("a &lt;device&gt;"), "{svg}");
         assert!(Drawing::Prefill.svg(&rows, "x").is_err());
     }
