@@ -18,6 +18,10 @@ use std::time::{Duration, Instant};
 use tokio::sync::mpsc::UnboundedSender;
 use tokio::sync::oneshot;
 
+/// So many turns in which the device failed, one after the other without a reply that ended well, and it is given up: the
+/// next request opens it anew, or is told why that cannot be.
+const FAULTS_IN_A_ROW_MAX: u32 = 2;
+
 /// A model on a device, ready to run.
 pub struct LoadedModel {
     /// The engine on its device; made with the `Notify` that the [`Loader`] was given.
@@ -131,6 +135,7 @@ impl EngineHandle {
             driver: None,
             earlier: Counts::default(),
             requests: HashMap::new(),
+            faults_in_a_row: 0,
             is_stopping: false,
         };
         std::thread::Builder::new().name("calla-engine".into()).spawn(move || thread.run())?;
@@ -198,6 +203,8 @@ struct EngineThread {
     /// Counts of engines that were unloaded.
     earlier: Counts,
     requests: HashMap<RequestId, Heard>,
+    /// Turns in which the device failed since a reply ended well.
+    faults_in_a_row: u32,
     is_stopping: bool,
 }
 
@@ -364,12 +371,14 @@ impl EngineThread {
     fn pass_on(&mut self, start: Instant) {
         let Some(driver) = &mut self.driver else { return };
         let end = Instant::now();
+        let mut fault = None;
         while let Some(output) = driver.engine().poll() {
             let (id, what, is_last) = match output {
                 Output::Prefill { id, done, total } => (id, What::Prefill { done, total }, false),
                 Output::Token { id, token, logprobs } => (id, What::Token(token, logprobs), false),
                 Output::Finished { id, reason, usage } => {
                     if reason != FinishReason::Cancelled {
+                        self.faults_in_a_row = 0;
                         self.status.change(|status| status.last_fault = None);
                     }
                     (id, What::Finished(reason, usage), true)
@@ -377,6 +386,7 @@ impl EngineThread {
                 Output::Failed { id, failure } => {
                     if let Failure::Device(reason) = &failure {
                         let reason = format!("the device failed: {reason}");
+                        fault = Some(reason.clone());
                         self.status.change(|status| {
                             status.faults += 1;
                             status.last_fault = Some(reason);
@@ -396,9 +406,16 @@ impl EngineThread {
                 driver.engine().cancel(id);
             }
         }
+        if let Some(reason) = fault {
+            self.faults_in_a_row += 1;
+            if self.faults_in_a_row >= FAULTS_IN_A_ROW_MAX {
+                self.faults_in_a_row = 0;
+                self.give_up(&reason);
+            }
+        }
     }
 
-    /// The engine has a bug: its requests fail, and the next one begins with a new engine.
+    /// The engine has a bug, or its device fails again and again: its requests fail, and the next one begins with a new engine.
     fn give_up(&mut self, reason: &str) {
         tracing::error!("the engine failed and is started anew: {reason}");
         let at = Instant::now();

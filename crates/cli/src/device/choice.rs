@@ -168,15 +168,21 @@ impl Devices {
         self.host = self.host.filter(|&host| host == target);
     }
 
-    /// Asks anew how much memory there is, of the processor and of a GPU that was given back meanwhile.
+    /// Asks anew how much memory there is, of the processor and of a GPU that was given back meanwhile; that one has to pass
+    /// its self-test.
     ///
     /// # Errors
-    /// If a GPU is no longer there, or the system does not tell.
+    /// If a GPU is no longer there, its self-test fails, or the system does not tell.
     pub(crate) fn refresh(&mut self) -> anyhow::Result<()> {
         self.host_memory = self.hardware.host()?;
         for index in 0..self.gpus.len() {
             if self.gpus[index].opened.is_none() {
-                self.gpus[index] = self.open(self.gpus[index].wanted)?;
+                let mut gpu = self.open(self.gpus[index].wanted)?;
+                // It may have been given up because it failed.
+                if let Some(opened) = &mut gpu.opened {
+                    self_test(opened.device()).map_err(Unusable::SelfTest)?;
+                }
+                self.gpus[index] = gpu;
             }
         }
         Ok(())

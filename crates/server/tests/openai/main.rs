@@ -7,5 +7,6 @@ mod agent_loop;
 mod bad_requests;
 mod chat;
 mod completions;
+mod faults;
 mod lifecycle;
 mod streams;
