@@ -56,10 +56,10 @@ fn weights_text(out: &mut String, weights: &Weights) {
         line(out, "skipped", &text);
     }
     let misaligned = match inspection.misaligned_tensors {
-        0 => "every tensor".to_owned(),
+        0 => "every tensor by the CPU; a GPU gets a copy".to_owned(),
         n => format!(
-            "every tensor by the CPU; a GPU needs {n} of them ({}) copied, \
-             as their place in the file is not aligned for their type",
+            "every tensor by the CPU, {n} of them ({}) where the file does not align them for their type; a GPU \
+             gets a copy",
             bytes(inspection.misaligned_bytes)
         ),
     };
