@@ -30,6 +30,7 @@ constexpr uint X_CHUNKS = GROUP / 8;                    // of 16 bytes, in a row
 constexpr uint X_BYTES = TILE_ROWS * X_CHUNKS * 16;
 constexpr uint WEIGHT_BYTES = GROUP * LARGER_BITS / 8;  // of a row of a group
 constexpr uint STAGE_BYTES = X_BYTES + TILE_COLUMNS * WEIGHT_BYTES;
+static_assert(STAGES * STAGE_BYTES + 2 * TILE_ROWS * sizeof(float) == SHARED, "stages, and sums of two groups");
 
 typedef unsigned short bf16;  // its bits
 

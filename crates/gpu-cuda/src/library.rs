@@ -94,10 +94,7 @@ impl Library {
         let (file, entry) = self.entry(dispatch.entry).ok_or("no kernel has this name")?;
         let twin = self.twins.and_then(|shared| twins::find(dispatch, shared));
         let (name, source) = match twin {
-            Some(twin) => {
-                let source = twin.source(&file.translation, &entry.name, &dispatch.constants);
-                (twin.file, source)
-            }
+            Some(twin) => (twin.file, twin.source(&file.translation, dispatch)),
             None => {
                 let constants = &dispatch.constants;
                 (file.name, cuda::pipeline(&file.translation, &entry.name, constants))

@@ -2,8 +2,11 @@
 //!
 //! A twin has the entry point, buffers, parameters and function constants of the Metal kernel that it stands for, and is
 //! held to the same reference by the same tests. How many threads compute what is its own affair. Its source sees its
-//! entry point as `ENTRY` and its function constants as macros of their names.
+//! entry point as `ENTRY`, its function constants as macros of their names, and the bytes of shared memory that it gets as
+//! `SHARED`.
 
+mod attention_prefill;
+mod gated_delta;
 mod qmm;
 
 use calla_gpu::Dispatch;
@@ -21,6 +24,9 @@ pub(crate) struct Twin {
     /// How a dispatch is launched, or `None` where the twin cannot run it. That, and the shared memory, depend on its
     /// function constants alone.
     pub(crate) launch: fn(&Dispatch) -> Option<Launch>,
+    /// Bytes of shared memory that a block must be able to have for a twin that it hands its results to, in a layout of
+    /// their own.
+    pub(crate) partner_shared: u32,
 }
 
 /// How a kernel is launched.
@@ -42,42 +48,73 @@ impl Launch {
 }
 
 /// All twins.
-pub(crate) const TWINS: [&Twin; 4] =
-    [&qmm::QMM, &qmm::QMM_SWIGLU, &qmm::EXPERT_QMM_UP, &qmm::EXPERT_QMM_DOWN];
+pub(crate) const TWINS: [&Twin; 7] = [
+    &attention_prefill::ATTENTION_PREFILL,
+    &gated_delta::GATED_DELTA_CHUNKS,
+    &gated_delta::GATED_DELTA_SCAN,
+    &qmm::QMM,
+    &qmm::QMM_SWIGLU,
+    &qmm::EXPERT_QMM_UP,
+    &qmm::EXPERT_QMM_DOWN,
+];
 
 /// Headers of twins.
-pub(crate) const HEADERS: [(&CStr, &str); 3] = [
+pub(crate) const HEADERS: [(&CStr, &str); 5] = [
+    (c"gated_delta.cuh", include_str!("../kernels/gated_delta.cuh")),
     (c"layout.cuh", include_str!("../kernels/layout.cuh")),
     (c"mma.cuh", include_str!("../kernels/mma.cuh")),
     (c"qmm.cuh", include_str!("../kernels/qmm.cuh")),
+    (c"shape.cuh", include_str!("../kernels/shape.cuh")),
 ];
 
 /// The twin that runs a dispatch where a block may have so many bytes of shared memory.
 pub(crate) fn find(dispatch: &Dispatch, shared: u32) -> Option<&'static Twin> {
     TWINS.into_iter().find(|twin| {
         twin.entries.contains(&dispatch.entry)
+            && twin.partner_shared <= shared
             && (twin.launch)(dispatch).is_some_and(|launch| launch.shared <= shared)
     })
 }
 
 impl Twin {
-    /// The source of a pipeline. `translation` is that of the Metal kernel, which names function constants.
-    pub(crate) fn source(
-        &self,
-        translation: &Translation,
-        entry: &str,
-        constants: &[(u32, u32)],
-    ) -> String {
-        let mut code = format!("#define ENTRY {entry}\n");
+    /// The source of the pipeline that a dispatch needs. `translation` is that of the Metal kernel, which names function
+    /// constants.
+    pub(crate) fn source(&self, translation: &Translation, dispatch: &Dispatch) -> String {
+        let shared = (self.launch)(dispatch).map_or(0, |launch| launch.shared);
+        let mut code = format!("#define ENTRY {}\n#define SHARED {shared}\n", dispatch.entry);
         for constant in &translation.constants {
-            let given = constants.iter().find(|(index, _)| *index == constant.index);
-            if let Some((_, value)) = given {
+            if let Some(value) = self::constant(dispatch, constant.index) {
                 let _ = writeln!(code, "#define {} {value}u", constant.name);
             }
         }
         let _ = write!(code, "#line 1 \"{}\"\n{}", self.file, self.text);
         code
     }
+}
+
+/// A twin: its file in `kernels`, entry points, launch, and what its partner needs, if it has one.
+macro_rules! twin {
+    ($file:literal, $entries:expr, $launch:expr) => {
+        $crate::twins::twin!($file, $entries, $launch, 0)
+    };
+    ($file:literal, $entries:expr, $launch:expr, $partner_shared:expr) => {
+        $crate::twins::Twin {
+            entries: &$entries,
+            file: $file,
+            text: include_str!(concat!("../../kernels/", $file)),
+            launch: $launch,
+            partner_shared: $partner_shared,
+        }
+    };
+}
+use twin;
+
+/// Function constants of the shape, as `kernels/shape.h` of `calla-gpu` numbers them.
+mod index {
+    pub(super) const HIDDEN: u32 = 0;
+    pub(super) const HEADS: u32 = 1;
+    pub(super) const KV_HEADS: u32 = 2;
+    pub(super) const EXPERT_HIDDEN: u32 = 7;
 }
 
 /// A function constant of a dispatch.

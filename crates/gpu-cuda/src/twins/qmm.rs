@@ -1,6 +1,7 @@
 //! Products of many rows with 4- and 8-bit matrices, on tensor cores: `kernels/qmm.cuh` says how.
 
-use super::{Launch, Twin, constant, word};
+use super::index::{EXPERT_HIDDEN, HIDDEN};
+use super::{Launch, Twin, constant, twin, word};
 use calla_gpu::Dispatch;
 
 /// Rows of activations in a tile, and of weights.
@@ -11,22 +12,9 @@ const THREADS: u32 = 128;
 const STAGES: u32 = 4;
 const GROUP: u32 = 64;
 
-/// Function constants, as `kernels/qmm.h` and `kernels/shape.h` number them.
-const EXPERT_HIDDEN: u32 = 7;
-const HIDDEN: u32 = 0;
+/// Function constants, as `kernels/qmm.h` of `calla-gpu` numbers them.
 const BITS: u32 = 16;
 const OTHER_BITS: u32 = 18;
-
-macro_rules! twin {
-    ($file:literal, $entries:expr, $launch:expr) => {
-        Twin {
-            entries: &$entries,
-            file: $file,
-            text: include_str!(concat!("../../kernels/", $file)),
-            launch: $launch,
-        }
-    };
-}
 
 pub(crate) const QMM: Twin = twin!("qmm.cu", ["qmm_r32", "qmm_r64"], |dispatch| {
     let rows = word(dispatch, 0)?;

@@ -87,7 +87,7 @@ fn twins_compile_for_all_constants() {
                     "{entry} with {:?}",
                     dispatch.constants
                 );
-                let source = twin.source(translation, entry, &dispatch.constants);
+                let source = twin.source(translation, &dispatch);
                 for architecture in ARCHITECTURES {
                     let code = compiler
                         .compile(twin.file, &source, architecture)

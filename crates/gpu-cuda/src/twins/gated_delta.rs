@@ -1,0 +1,35 @@
+//! The DeltaNet recurrence in chunks on tensor cores: `kernels/gated_delta_chunks.cu` and `kernels/gated_delta_scan.cu` say
+//! how. What the first hands to the second is laid out for it alone, so that both run or neither.
+
+use super::{Launch, Twin, twin};
+use calla_gpu::Dispatch;
+
+const CHUNK: u32 = 64;
+/// Bytes of a chunk's q, k or v of a head, bf16.
+const TERM: u32 = CHUNK * 128 * 2;
+/// Tiles of `[8, 8]` on and below the diagonal of `[64, 64]`, and their bytes, split into two of bf16 each.
+const TRIANGLE: u32 = 36 * 64 * 4;
+
+/// q, k, v, the triangular matrix, its blocks on the diagonal in f32, and four vectors.
+const CHUNKS_SHARED: u32 = 3 * TERM + TRIANGLE + 4 * 16 * 16 * 4 + 4 * CHUNK * 4;
+/// Of two chunks: W as f32 would be, q, k, 32 columns of U, the triangular matrix of attention, and two vectors.
+const SCAN_SHARED: u32 = 2 * (2 * TERM + 2 * TERM + CHUNK * 32 * 4 + TRIANGLE + 2 * CHUNK * 4);
+
+pub(crate) const GATED_DELTA_CHUNKS: Twin = twin!(
+    "gated_delta_chunks.cu",
+    ["gated_delta_chunks"],
+    |dispatch| launch(dispatch, CHUNKS_SHARED),
+    SCAN_SHARED
+);
+
+pub(crate) const GATED_DELTA_SCAN: Twin = twin!(
+    "gated_delta_scan.cu",
+    ["gated_delta_scan"],
+    |dispatch| launch(dispatch, SCAN_SHARED),
+    SCAN_SHARED
+);
+
+/// In as many blocks and threads as the Metal kernel.
+fn launch(dispatch: &Dispatch, shared: u32) -> Option<Launch> {
+    Some(Launch { shared, ..Launch::of(dispatch) })
+}
