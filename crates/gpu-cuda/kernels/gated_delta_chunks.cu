@@ -38,7 +38,7 @@ inline void invert(float (*block)[16], uint lane) {
 
 // Grid [value heads, chunks]. q, k bf16 [rows, key heads * 128]; v bf16 [rows, value heads * 128]; beta, log_decay f32
 // [rows, value heads].
-extern "C" __global__ void __launch_bounds__(THREADS, 2) ENTRY(
+extern "C" __global__ void __launch_bounds__(THREADS, 3) ENTRY(
     const uint4* q, const uint4* k, const uint4* v, const float* beta, const float* log_decay, const Chunk* chunks,
     uint4* minus_w, float4* u0, uint2* attention, float* decays) {
     extern __shared__ uint4 dynamic[];
