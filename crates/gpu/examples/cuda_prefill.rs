@@ -55,7 +55,13 @@ impl Scratch for Bench {
 
 impl Bench {
     /// A tensor that repeats `bytes`.
-    fn filled(&mut self, rows: u32, cols: u32, dtype: Dtype, bytes: &[u8]) -> Result<Tensor, Error> {
+    fn filled(
+        &mut self,
+        rows: u32,
+        cols: u32,
+        dtype: Dtype,
+        bytes: &[u8],
+    ) -> Result<Tensor, Error> {
         let tensor = self.tensor(rows, cols, dtype);
         let len = tensor.range.len as usize;
         let all: Vec<u8> = bytes.iter().copied().cycle().take(len).collect();

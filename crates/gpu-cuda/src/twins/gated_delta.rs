@@ -16,8 +16,7 @@ const CHUNKS_SHARED: u32 = 3 * TERM + TRIANGLE + 4 * 16 * 16 * 4 + 4 * CHUNK * 4
 const COLUMNS: u32 = 32;
 const SCAN_THREADS: u32 = COLUMNS / 16 * 2 * 32;
 /// Of two chunks: W as f32 would be, q, k, some columns of U, the triangular matrix of attention, and two vectors.
-const SCAN_STAGES: u32 =
-    2 * (2 * TERM + 2 * TERM + CHUNK * COLUMNS * 4 + TRIANGLE + 2 * CHUNK * 4);
+const SCAN_STAGES: u32 = 2 * (2 * TERM + 2 * TERM + CHUNK * COLUMNS * 4 + TRIANGLE + 2 * CHUNK * 4);
 /// And what both halves of the keys give to the columns of U, and to half of those of O, in f32.
 const SCAN_SHARED: u32 = SCAN_STAGES + 2 * (CHUNK + CHUNK / 2) * COLUMNS * 4;
 
