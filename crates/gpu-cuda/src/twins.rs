@@ -8,6 +8,7 @@
 mod attention_prefill;
 mod gated_delta;
 mod qmm;
+mod qmv;
 
 use calla_gpu::Dispatch;
 use calla_msl::Translation;
@@ -48,7 +49,7 @@ impl Launch {
 }
 
 /// All twins.
-pub(crate) const TWINS: [&Twin; 7] = [
+pub(crate) const TWINS: [&Twin; 11] = [
     &attention_prefill::ATTENTION_PREFILL,
     &gated_delta::GATED_DELTA_CHUNKS,
     &gated_delta::GATED_DELTA_SCAN,
@@ -56,15 +57,24 @@ pub(crate) const TWINS: [&Twin; 7] = [
     &qmm::QMM_SWIGLU,
     &qmm::EXPERT_QMM_UP,
     &qmm::EXPERT_QMM_DOWN,
+    &qmv::QMV,
+    &qmv::QMV_SWIGLU,
+    &qmv::EXPERT_QMV_UP,
+    &qmv::EXPERT_QMV_DOWN,
 ];
 
 /// Headers of twins.
-pub(crate) const HEADERS: [(&CStr, &str); 5] = [
+pub(crate) const HEADERS: [(&CStr, &str); 10] = [
     (c"gated_delta.cuh", include_str!("../kernels/gated_delta.cuh")),
     (c"layout.cuh", include_str!("../kernels/layout.cuh")),
     (c"mma.cuh", include_str!("../kernels/mma.cuh")),
     (c"qmm.cuh", include_str!("../kernels/qmm.cuh")),
+    (c"qmv.cuh", include_str!("../kernels/qmv.cuh")),
     (c"shape.cuh", include_str!("../kernels/shape.cuh")),
+    (c"metal/quantized.h", include_str!("../../gpu/kernels/quantized.h")),
+    (c"metal/math.h", include_str!("../../gpu/kernels/math.h")),
+    (c"metal/order.h", include_str!("../../gpu/kernels/order.h")),
+    (c"metal/family.h", include_str!("../../gpu/kernels/family.h")),
 ];
 
 /// The twin that runs a dispatch where a block may have so many bytes of shared memory.
@@ -115,6 +125,7 @@ mod index {
     pub(super) const HEADS: u32 = 1;
     pub(super) const KV_HEADS: u32 = 2;
     pub(super) const EXPERT_HIDDEN: u32 = 7;
+    pub(super) const SHARED_HIDDEN: u32 = 8;
 }
 
 /// A function constant of a dispatch.

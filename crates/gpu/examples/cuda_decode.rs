@@ -16,7 +16,7 @@ type Error = Box<dyn std::error::Error>;
 /// Steps that are measured.
 const STEPS: usize = 64;
 /// Rows of a slice of the prompt.
-const SLICE: usize = 1024;
+const SLICE: usize = 2048;
 
 fn main() -> Result<(), Error> {
     let mut args = std::env::args().skip(1);
