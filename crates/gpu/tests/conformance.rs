@@ -120,6 +120,11 @@ fn planted_faults_are_found_and_nothing_is_left_behind() {
     for fault in [Fault::Flip, Fault::Fails, Fault::Idle] {
         for (kernel, entries) in all_entries() {
             let Some(device) = common::device() else { return };
+            if device.name() != "host" {
+                // A kernel that takes a flipped index reaches out of its memory, which no GPU survives.
+                println!("skipped: faults are planted on the host driver");
+                return;
+            }
             let case = CASES.iter().find(|case| case.kernel == kernel).expect("a case");
             let mut faulty = Faulty { device, entry: "", fault, alive: BTreeSet::new() };
             for entry in entries {
