@@ -109,7 +109,6 @@ mod multiply_adds {
 
     /// The loop on the widest vectors here, its operations of a round, and what the vectors are.
     pub(super) fn best() -> (Kernel, u64, &'static str) {
-        let operations = |lanes: usize| (2 * SUMS * lanes) as u64;
         #[cfg(target_arch = "x86_64")]
         {
             if std::arch::is_x86_feature_detected!("avx512f") {
@@ -123,13 +122,22 @@ mod multiply_adds {
                 return (|rounds| unsafe { avx2(rounds) }, operations(8), "AVX2 vectors");
             }
         }
+        common()
+    }
+
+    /// The loop that every processor of the architecture can run.
+    fn common() -> (Kernel, u64, &'static str) {
         #[cfg(target_arch = "aarch64")]
-        {
-            // SAFETY: every such processor has NEON.
-            return (|rounds| unsafe { neon(rounds) }, operations(4), "NEON vectors");
-        }
+        // SAFETY: every such processor has NEON.
+        let kernel: (Kernel, _) = (|rounds| unsafe { neon(rounds) }, "NEON vectors");
         #[cfg(not(target_arch = "aarch64"))]
-        (portable, operations(4), "vectors of four")
+        let kernel: (Kernel, _) = (portable, "vectors of four");
+        (kernel.0, operations(4), kernel.1)
+    }
+
+    /// Operations of a round of so many lanes.
+    fn operations(lanes: usize) -> u64 {
+        (2 * SUMS * lanes) as u64
     }
 
     #[cfg(target_arch = "x86_64")]
