@@ -42,7 +42,6 @@ struct Matrix {
 
 struct Sums { float of[2][TILE_ROWS / 8][4]; };
 
-inline float bf16_float(uint bits) { return __uint_as_float(bits << 16); }
 inline bf16 float_bf16(float value) { return bf16(bf16_pair(value, 0.0f)); }
 inline float silu(float x) { return x / (1.0f + expf(-x)); }
 
@@ -184,8 +183,8 @@ template <typename Row> inline void multiply(Sums& sums, uint rows, const Operan
 #pragma unroll
             for (uint i = 0; i < 2; i++) {
                 const float half = m == 0 ? float(1 << (BITS - 1)) : float(1 << (OTHER_BITS - 1));
-                scales[m][i] = bf16_float(scale_bits[m][i]);
-                biases[m][i] = fmaf(half, scales[m][i], bf16_float(bias_bits[m][i]));
+                scales[m][i] = first_bf16(scale_bits[m][i]);
+                biases[m][i] = fmaf(half, scales[m][i], first_bf16(bias_bits[m][i]));
                 uint pairs[8];
                 const uint at = stage + weights_from + (16 * m + 8 * i) * WEIGHT_BYTES;
                 if (m == 0) unpack16<BITS>(at + part * 2 * BITS, pairs);

@@ -2,6 +2,7 @@
 
 use crate::cache::Cache;
 use crate::compiler::{Architecture, Compiler};
+use crate::devices::{require_driver, start_error};
 use crate::error::{CudaError, Kind, describe, driver_error};
 use crate::graph::Graph;
 use crate::library::Library;
@@ -145,6 +146,16 @@ impl CudaDevice {
         Ok(())
     }
 
+    /// Room for a copy of `len` bytes that no copy under way uses, until the next [`Self::wait`].
+    fn stage(&mut self, label: &str, len: usize) -> Result<*mut u8, DeviceError> {
+        if let Some(place) = self.staging.take(len) {
+            return Ok(place);
+        }
+        self.wait(label)?;
+        let place = self.staging.take(len);
+        place.ok_or_else(|| DeviceError::failed(label, "it is larger than staging"))
+    }
+
     fn buffer(&self, id: BufferId) -> Result<&Buffer, String> {
         let slot = self.buffers.get(id.0 as usize);
         let slot = slot.ok_or_else(|| format!("there is no buffer {}", id.0))?;
@@ -273,20 +284,9 @@ impl CudaDevice {
 
 /// The driver's context of the GPU that `options` name, which is new enough.
 fn open(options: &Options) -> Result<(Arc<CudaContext>, Architecture), CudaError> {
-    // SAFETY: it loads a library of that name, whose initialisers are the vendor's.
-    if !unsafe { sys::is_culib_present() } {
-        return Err(Kind::NoDriver.into());
-    }
-    let no_device = |error: DriverError| match error.0 {
-        sys::CUresult::CUDA_ERROR_NO_DEVICE => {
-            Kind::NoDevice { ordinal: options.ordinal, count: 0 }
-        }
-        // What a toolkit brings to link with.
-        sys::CUresult::CUDA_ERROR_STUB_LIBRARY => Kind::NoDriver,
-        _ => driver_error("start")(error),
-    };
-    let count = CudaContext::device_count().map_err(no_device)?;
+    require_driver()?;
     let ordinal = options.ordinal;
+    let count = CudaContext::device_count().map_err(start_error(ordinal))?;
     if i64::from(ordinal) >= i64::from(count) {
         return Err(Kind::NoDevice { ordinal, count }.into());
     }
@@ -352,12 +352,7 @@ impl Device for CudaDevice {
             copied.map_err(self.failed(label))?;
             return self.wait(label);
         }
-        let mut place = self.staging.take(bytes.len());
-        if place.is_none() {
-            self.wait(label)?;
-            place = self.staging.take(bytes.len());
-        }
-        let place = place.ok_or_else(|| DeviceError::failed(label, "it is larger than staging"))?;
+        let place = self.stage(label, bytes.len())?;
         // SAFETY: `place` has room for `bytes`, and no copy that is under way uses it. The range lies in its buffer. What was
         // staged stays until a wait says that the stream is through.
         let copied = unsafe {
@@ -374,13 +369,7 @@ impl Device for CudaDevice {
         self.bind(label)?;
         let mut done = 0;
         for part in bytes.chunks_mut(self.staging.len()) {
-            let mut place = self.staging.take(part.len());
-            if place.is_none() {
-                self.wait(label)?;
-                place = self.staging.take(part.len());
-            }
-            let place =
-                place.ok_or_else(|| DeviceError::failed(label, "it is larger than staging"))?;
+            let place = self.stage(label, part.len())?;
             // SAFETY: `place` has room for as many bytes, and no other copy that is under way uses it. The range lies in its
             // buffer.
             let copied = unsafe {

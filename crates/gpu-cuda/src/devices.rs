@@ -24,12 +24,7 @@ pub struct DeviceInfo {
 /// If there is no driver or no GPU ([`CudaError::is_missing`]), or it does not tell.
 pub fn devices() -> Result<Vec<DeviceInfo>, CudaError> {
     require_driver()?;
-    let missing = |error: DriverError| match error.0 {
-        sys::CUresult::CUDA_ERROR_NO_DEVICE => Kind::NoDevice { ordinal: 0, count: 0 },
-        sys::CUresult::CUDA_ERROR_STUB_LIBRARY => Kind::NoDriver,
-        _ => driver_error("start")(error),
-    };
-    init().map_err(missing)?;
+    init().map_err(start_error(0))?;
     let count = device::get_count().map_err(driver_error("count devices"))?;
     let all = (0..count).map(|ordinal| {
         info(ordinal).map_err(|error| driver_error("describe a device")(error).into())
@@ -51,9 +46,20 @@ pub fn driver_version() -> Result<(u32, u32), CudaError> {
     Ok((version / 1000, version % 1000 / 10))
 }
 
-fn require_driver() -> Result<(), CudaError> {
+/// Looks for the driver.
+pub(crate) fn require_driver() -> Result<(), CudaError> {
     // SAFETY: it loads a library of that name, whose initialisers are the vendor's.
     if unsafe { sys::is_culib_present() } { Ok(()) } else { Err(Kind::NoDriver.into()) }
+}
+
+/// Why the driver did not start for GPU `ordinal`.
+pub(crate) fn start_error(ordinal: u32) -> impl FnOnce(DriverError) -> Kind {
+    move |error| match error.0 {
+        sys::CUresult::CUDA_ERROR_NO_DEVICE => Kind::NoDevice { ordinal, count: 0 },
+        // What a toolkit brings to link with.
+        sys::CUresult::CUDA_ERROR_STUB_LIBRARY => Kind::NoDriver,
+        _ => driver_error("start")(error),
+    }
 }
 
 fn info(ordinal: i32) -> Result<DeviceInfo, DriverError> {

@@ -1,28 +1,11 @@
 //! Random orders that a plan may run in, to find edges that it lacks.
 
+use calla_gpu::plan;
+
 /// A random order of `0..count` that obeys `edges`, pairs `[from, to]`; the same for the same seed.
 pub(crate) fn random_order(count: usize, edges: &[[u32; 2]], seed: u32) -> Vec<u32> {
-    let mut waits_for = vec![0_u32; count];
-    let mut next = vec![vec![]; count];
-    for &[from, to] in edges {
-        waits_for[to as usize] += 1;
-        next[from as usize].push(to);
-    }
-    let mut ready: Vec<u32> =
-        (0..).zip(&waits_for).filter(|&(_, &n)| n == 0).map(|(i, _)| i).collect();
     let mut random = u64::from(seed);
-    let mut order: Vec<u32> = Vec::with_capacity(count);
-    while !ready.is_empty() {
-        let one = ready.swap_remove((splitmix(&mut random) % ready.len() as u64) as usize);
-        order.push(one);
-        for &to in &next[one as usize] {
-            waits_for[to as usize] -= 1;
-            if waits_for[to as usize] == 0 {
-                ready.push(to);
-            }
-        }
-    }
-    order
+    plan::random_order(count, edges, |n| (splitmix(&mut random) % n as u64) as usize)
 }
 
 /// The next number of Steele, Lea and Flood's generator.

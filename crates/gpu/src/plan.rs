@@ -2,11 +2,13 @@
 
 mod bound;
 mod graph;
+mod order;
 mod placement;
 mod recording;
 mod summary;
 
 pub use bound::{BoundPlan, PlanId};
+pub use order::random_order;
 pub use recording::{Part, Recorded, Recording};
 pub use summary::{Summary, Totals};
 
