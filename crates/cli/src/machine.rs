@@ -2,7 +2,7 @@
 
 use anyhow::Context;
 use calla_engine::Machine;
-use sysinfo::{MemoryRefreshKind, RefreshKind, System};
+use sysinfo::{CpuRefreshKind, MemoryRefreshKind, RefreshKind, System};
 
 /// Asks the system.
 ///
@@ -39,6 +39,14 @@ fn gpu_limit_setting() -> Option<u64> {
         .ok()?;
     let megabytes: u64 = std::str::from_utf8(&output.stdout).ok()?.trim().parse().ok()?;
     (megabytes > 0).then(|| megabytes.saturating_mul(1 << 20))
+}
+
+/// What the processor calls itself, if it does.
+pub(crate) fn processor() -> Option<String> {
+    let what = RefreshKind::nothing().with_cpu(CpuRefreshKind::nothing());
+    let system = System::new_with_specifics(what).ok()?;
+    let brand = system.cpus().first()?.brand().trim().to_owned();
+    (!brand.is_empty()).then_some(brand)
 }
 
 /// Bytes in decimal units, as sizes of downloads are given.

@@ -53,8 +53,8 @@ pub(crate) fn cpu(threads: usize, available: u64) -> Rates {
     Rates { read_bytes: Some(read), flops: Some(Rate { per_second: flops, source }) }
 }
 
-/// Bytes per second that `threads` threads read together.
-fn read_rate(threads: usize, bytes: usize) -> f64 {
+/// Bytes per second that `threads` threads read together, the fastest of some passes over so many bytes.
+pub(crate) fn read_rate(threads: usize, bytes: usize) -> f64 {
     let mut words = vec![0_u64; bytes / 8];
     let part = words.len().div_ceil(threads);
     // Each thread touches its own part first, so that it lies near it.

@@ -6,11 +6,12 @@ use super::Plan;
 use super::job::{Arm, Measured, Survey};
 use super::process::ForeignLoad;
 use crate::bench_args::BenchArgs;
+use crate::machine::processor;
 use anyhow::Context;
 use calla_model::Shape;
 use serde::Serialize;
 use serde_json::{Value, json};
-use sysinfo::{CpuRefreshKind, MemoryRefreshKind, RefreshKind, System};
+use sysinfo::{MemoryRefreshKind, RefreshKind, System};
 
 /// One process that measured an arm.
 #[derive(Debug, Serialize)]
@@ -65,19 +66,16 @@ impl Manifest<'_> {
     /// If the program cannot read itself.
     pub(super) fn json(&self) -> anyhow::Result<Value> {
         let Self { survey, shape, args, plan, records } = self;
-        let processor = CpuRefreshKind::nothing();
-        let memory = MemoryRefreshKind::nothing().with_ram();
-        let what = RefreshKind::nothing().with_cpu(processor).with_memory(memory);
+        let what = RefreshKind::nothing().with_memory(MemoryRefreshKind::nothing().with_ram());
         // What the system does not tell is unknown.
         let system = System::new_with_specifics(what).ok();
-        let cpu = system.as_ref().and_then(|s| Some(s.cpus().first()?.brand().trim().to_owned()));
         let foreign = records.iter().filter(|record| record.foreign.words().is_some()).count();
         // Unknown where the program was not built from a repository.
-        let commit = option_env!("CALLA_COMMIT").filter(|&commit| commit != "unknown");
+        let commit = Some(env!("CALLA_COMMIT")).filter(|&commit| commit != "unknown");
         Ok(json!({
             "machine": {
                 "device": survey.device_name,
-                "cpu": cpu,
+                "cpu": processor(),
                 "cores": std::thread::available_parallelism().map_or(1, usize::from),
                 "memory_bytes": system.as_ref().map(System::total_memory),
                 "os": System::long_os_version().ok(),

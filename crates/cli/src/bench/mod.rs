@@ -10,6 +10,7 @@ mod process;
 mod report;
 
 pub(crate) use arm::run as run_job;
+pub(crate) use floor::read_rate;
 
 use crate::bench_args::BenchArgs;
 use crate::discover;

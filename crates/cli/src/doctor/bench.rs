@@ -1,6 +1,7 @@
 //! How fast a device is: what it reads, what it multiplies, and how it runs a model.
 
 use super::report::{ModelSpeed, Speed};
+use crate::bench::read_rate;
 use anyhow::Context;
 use calla_conformance::quantised;
 use calla_cpu::Cpu;
@@ -23,6 +24,8 @@ pub(super) const MODEL_CONTEXT: usize = PROMPT + REPLY;
 /// Rows of a slice of the prompt.
 const SLICE: usize = 256;
 
+/// Bytes that processors read: more than caches hold.
+const READ_BYTES: usize = 256 << 20;
 /// Width of the matrices.
 const WIDTH: u32 = 2048;
 /// Bytes of a row of 4-bit weights: packed, and a scale and a bias for each 64.
@@ -148,7 +151,7 @@ impl Buffers<'_> {
 pub(super) fn cpu(threads: usize, time: Duration) -> anyhow::Result<Speed> {
     let mut ops = Cpu::new(Shape::demo(), CacheSize { pages: 1, slots: 1 }, threads)?;
     let time = time.min(Duration::from_secs(4)) / 2;
-    let read_bytes_per_s = read_rate(ops.threads(), time);
+    let read_bytes_per_s = read_rate(ops.threads(), READ_BYTES);
 
     let (rows, width) = (64, WIDTH as usize);
     let mut random = Random::new(1);
@@ -162,26 +165,6 @@ pub(super) fn cpu(threads: usize, time: Duration) -> anyhow::Result<Speed> {
     }
     let flops = 2.0 * (rows * width * width) as f64 * f64::from(count);
     Ok(Speed { read_bytes_per_s, product_flops_per_s: flops / start.elapsed().as_secs_f64() })
-}
-
-/// Bytes a second that so many threads read together.
-fn read_rate(threads: usize, time: Duration) -> f64 {
-    // More than caches hold.
-    const WORDS: usize = 32 << 20;
-    let words: Vec<u64> = (0..WORDS as u64).collect();
-    let start = Instant::now();
-    let mut passes = 0;
-    while passes < 2 || start.elapsed() < time {
-        std::thread::scope(|scope| {
-            for part in words.chunks(WORDS.div_ceil(threads.max(1))) {
-                scope.spawn(move || {
-                    black_box(part.iter().fold(0_u64, |sum, &word| sum.wrapping_add(word)))
-                });
-            }
-        });
-        passes += 1;
-    }
-    (WORDS * size_of::<u64>() * passes) as f64 / start.elapsed().as_secs_f64()
 }
 
 /// Runs a model: a prompt in slices, then a reply, each for at most half of `time`.

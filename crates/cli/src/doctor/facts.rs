@@ -1,8 +1,9 @@
 //! What the program and the machine are.
 
+use crate::machine::processor;
 use calla_engine::Machine;
 use serde::Serialize;
-use sysinfo::{CpuRefreshKind, RefreshKind, System};
+use sysinfo::System;
 
 /// The program and the machine.
 #[derive(Serialize)]
@@ -28,18 +29,13 @@ pub(super) struct Facts {
 }
 
 pub(super) fn gather(host: &Machine) -> Facts {
-    let what = RefreshKind::nothing().with_cpu(CpuRefreshKind::nothing());
-    let processor = System::new_with_specifics(what).ok().and_then(|system| {
-        let brand = system.cpus().first()?.brand().trim().to_owned();
-        (!brand.is_empty()).then_some(brand)
-    });
     let kernel = System::kernel_version().map(|version| format!(", kernel {version}"));
     let system = System::long_os_version().unwrap_or_else(|_| std::env::consts::OS.to_owned());
     Facts {
         version: env!("CARGO_PKG_VERSION"),
         commit: env!("CALLA_COMMIT"),
         system: system + &kernel.unwrap_or_default(),
-        processor: processor.unwrap_or_else(|| std::env::consts::ARCH.to_owned()),
+        processor: processor().unwrap_or_else(|| std::env::consts::ARCH.to_owned()),
         features: features(),
         cores: std::thread::available_parallelism().map_or(1, usize::from),
         memory_bytes: host.total,
