@@ -23,5 +23,5 @@ pub use compiler::{Architecture, Compiler};
 pub use device::CudaDevice;
 pub use devices::{DeviceInfo, devices, driver_version};
 pub use error::CudaError;
-pub use options::{Options, Replay};
+pub use options::{Options, Replay, user_caches};
 pub use profile::{Profile, ProfileRow};

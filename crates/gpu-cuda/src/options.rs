@@ -63,11 +63,14 @@ impl Options {
 
     /// Where machine code is kept.
     pub(crate) fn cache(&self) -> PathBuf {
-        let user = || {
-            let own = std::env::var_os("XDG_CACHE_HOME").filter(|path| !path.is_empty());
-            let home = std::env::home_dir().map(|home| home.join(".cache"));
-            own.map(PathBuf::from).or(home).unwrap_or_else(std::env::temp_dir)
-        };
-        self.cache.clone().unwrap_or_else(|| user().join("calla").join("cubins"))
+        self.cache.clone().unwrap_or_else(|| user_caches().join("calla").join("cubins"))
     }
+}
+
+/// The folder of the user's caches: `XDG_CACHE_HOME`, else `.cache` in the home folder, else one for temporary files.
+#[must_use]
+pub fn user_caches() -> PathBuf {
+    let own = std::env::var_os("XDG_CACHE_HOME").filter(|path| !path.is_empty());
+    let home = std::env::home_dir().map(|home| home.join(".cache"));
+    own.map(PathBuf::from).or(home).unwrap_or_else(std::env::temp_dir)
 }

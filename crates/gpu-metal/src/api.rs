@@ -3,6 +3,7 @@
 use crate::capabilities::Capabilities;
 use crate::fault::Fault;
 use calla_gpu::Dispatch;
+use std::path::Path;
 
 /// Version of the Metal Shading Language to compile a source in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -46,6 +47,8 @@ pub trait Api: Send {
     type CommandBuffer: Send;
     /// `MTLComputeCommandEncoder`
     type Encoder;
+    /// `MTLBinaryArchive`
+    type Archive: Send;
 
     /// What the device and its system offer.
     fn capabilities(&self) -> &Capabilities;
@@ -75,6 +78,39 @@ pub trait Api: Send {
         entry: &str,
         constants: &[(u32, u32)],
     ) -> Result<Self::Pipeline, String>;
+
+    /// Opens the archive of a file, or an empty one.
+    ///
+    /// # Errors
+    /// What Metal says.
+    fn archive(&mut self, file: Option<&Path>) -> Result<Self::Archive, String>;
+
+    /// The pipeline that [`Api::pipeline`] would make, if its machine code is in the archive: nothing is compiled.
+    fn archived_pipeline(
+        &mut self,
+        archive: &Self::Archive,
+        library: &Self::Library,
+        entry: &str,
+        constants: &[(u32, u32)],
+    ) -> Option<Self::Pipeline>;
+
+    /// Adds the machine code of an entry point with these constants to an archive.
+    ///
+    /// # Errors
+    /// What Metal says.
+    fn add_to_archive(
+        &mut self,
+        archive: &Self::Archive,
+        library: &Self::Library,
+        entry: &str,
+        constants: &[(u32, u32)],
+    ) -> Result<(), String>;
+
+    /// Writes an archive to a file.
+    ///
+    /// # Errors
+    /// What Metal says.
+    fn serialize(&mut self, archive: &Self::Archive, file: &Path) -> Result<(), String>;
 
     /// What a pipeline says of itself.
     fn limits(&self, pipeline: &Self::Pipeline) -> PipelineLimits;

@@ -10,6 +10,8 @@ pub struct Capabilities {
     pub name: String,
     /// Version of macOS: major and minor.
     pub macos: (u32, u32),
+    /// The same as the system writes it, with its build: `Version 15.1 (Build 24B83)`.
+    pub system: String,
     /// The highest `MTLGPUFamilyApple` that it supports: 7 for M1, 8 for M2, 9 for M3 and M4, 10 for M5. 0: none.
     pub apple_family: u32,
     /// The highest `MTLGPUFamilyMetal` that it supports; 0 if it has not even that of Metal 3.
@@ -103,13 +105,15 @@ impl fmt::Display for Capabilities {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
 
-    fn mac(apple_family: u32, metal_family: u32, macos: (u32, u32)) -> Capabilities {
+    /// A Mac of these families and this system.
+    pub(crate) fn mac(apple_family: u32, metal_family: u32, macos: (u32, u32)) -> Capabilities {
         Capabilities {
             name: "a GPU".to_owned(),
             macos,
+            system: "Version 15.1 (Build 1)".to_owned(),
             apple_family,
             metal_family,
             unified_memory: true,

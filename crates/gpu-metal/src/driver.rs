@@ -1,6 +1,7 @@
 //! The driver: buffers, pipelines, and dispatches in command buffers, over any [`Api`].
 
 use crate::api::{Api, Language};
+use crate::archive::{Archives, Key};
 use crate::capabilities::{Capabilities, Unsuitable};
 use crate::fault::Fault;
 use crate::inline::inline;
@@ -9,6 +10,7 @@ use crate::self_test::{SelfTestError, self_test};
 use calla_gpu::sources::{HEADERS, KERNELS, METAL4_HEADERS, METAL4_KERNELS, Source};
 use calla_gpu::{BufferId, Device, DeviceError, Dispatch, Pipelines, Range, check};
 use std::collections::{HashMap, VecDeque};
+use std::path::Path;
 
 /// Name of the device in errors.
 const DEVICE: &str = "Metal";
@@ -16,6 +18,9 @@ const DEVICE: &str = "Metal";
 const BYTES_MAX: usize = 4096;
 /// Command buffers that are under way at a time, over all calls: one runs, the next waits, one is encoded.
 pub const UNDER_WAY: usize = 3;
+/// Runs without a new pipeline after which new ones are written to the archive: those of a conversation's first steps come
+/// one after the other, and a program that is killed writes nothing at its end.
+pub const RUNS_UNTIL_KEPT: u32 = 16;
 
 /// Which kernels a device compiles.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -66,6 +71,10 @@ pub struct MetalDevice<A: Api> {
     /// Index of the library that has an entry point.
     library_of: HashMap<String, usize>,
     pipelines: Pipelines<Pipeline<A::Pipeline>>,
+    /// Of what was compiled.
+    key: Key,
+    /// Where machine code is kept.
+    archive: Option<Archive<A::Archive>>,
     buffers: Buffers<A::Buffer>,
     allocated: u64,
     pace: Pace,
@@ -84,6 +93,16 @@ pub struct MetalDevice<A: Api> {
 struct Pipeline<P> {
     pipeline: P,
     threads: u64,
+}
+
+/// Machine code, and the files that it is kept in.
+struct Archive<A> {
+    archive: A,
+    files: Archives,
+    /// Whether it has what its file has not.
+    has_new: bool,
+    /// Runs since the last pipeline was added.
+    quiet_runs: u32,
 }
 
 struct Buffer<B> {
@@ -140,6 +159,8 @@ impl<A: Api> MetalDevice<A> {
             libraries: vec![],
             library_of: HashMap::new(),
             pipelines: Pipelines::default(),
+            key: Key::default(),
+            archive: None,
             buffers: Buffers(vec![]),
             allocated: 0,
             pace: Pace::default(),
@@ -170,12 +191,52 @@ impl<A: Api> MetalDevice<A> {
     ) -> Result<(), OpenError> {
         let failed = |reason| OpenError::Compile { file: kernel.name, reason };
         let text = inline(kernel, headers).map_err(failed)?;
+        self.key.source(kernel.name, &text, language);
         let library = self.api.library(kernel.name, &text, language).map_err(failed)?;
         for entry in self.api.entries(&library) {
             self.library_of.insert(entry, self.libraries.len());
         }
         self.libraries.push(library);
         Ok(())
+    }
+
+    /// Takes machine code of pipelines from a file in a folder, where it is there, and keeps what is compiled anew: when
+    /// nothing new has come for a while, and when the device is dropped. It is a cache: what goes wrong is logged.
+    ///
+    /// # Errors
+    /// If there can be no archive; the device works without.
+    pub fn keep_archive(&mut self, folder: &Path) -> Result<(), String> {
+        let files = Archives::new(folder, &self.key.on(self.api.capabilities()))?;
+        let opened = files.find().and_then(|path| {
+            let opened = self.api.archive(Some(&path));
+            if let Err(reason) = &opened {
+                tracing::warn!("Metal does not take {}, it is made anew: {reason}", path.display());
+                files.clear();
+            }
+            opened.ok()
+        });
+        let archive = opened.map_or_else(|| self.api.archive(None), Ok)?;
+        self.archive = Some(Archive { archive, files, has_new: false, quiet_runs: 0 });
+        Ok(())
+    }
+
+    /// Writes what is new in the archive.
+    fn write_archive(&mut self) {
+        let Self { api, archive: Some(kept), .. } = self else { return };
+        if std::mem::take(&mut kept.has_new)
+            && let Err(reason) = kept.files.replace(|path| api.serialize(&kept.archive, path))
+        {
+            tracing::warn!("cannot keep translated kernels: {reason}");
+        }
+    }
+
+    /// Counts a run, and writes the archive once that is due.
+    fn tend_archive(&mut self) {
+        let Some(kept) = self.archive.as_mut().filter(|kept| kept.has_new) else { return };
+        kept.quiet_runs += 1;
+        if kept.quiet_runs > RUNS_UNTIL_KEPT {
+            self.write_archive();
+        }
     }
 
     /// What the device and its system offer.
@@ -212,6 +273,10 @@ impl<A: Api> MetalDevice<A> {
         self.is_suspect = false;
         let result = self_test(self);
         self.is_suspect = result.is_err();
+        if let Some(kept) = self.archive.take_if(|_| result.is_err()) {
+            // It may be what is wrong.
+            kept.files.clear();
+        }
         // It was said by the result.
         self.unsaid = None;
         result
@@ -230,7 +295,24 @@ impl<A: Api> MetalDevice<A> {
         }
         let library = self.library_of.get(dispatch.entry).ok_or("no kernel has this name")?;
         let library = &self.libraries[*library];
-        let pipeline = self.api.pipeline(library, dispatch.entry, &dispatch.constants)?;
+        let (entry, constants) = (dispatch.entry, &dispatch.constants);
+        let archived = self
+            .archive
+            .as_ref()
+            .and_then(|kept| self.api.archived_pipeline(&kept.archive, library, entry, constants));
+        let pipeline = match archived {
+            Some(archived) => archived,
+            None => {
+                let made = self.api.pipeline(library, entry, constants)?;
+                if let Some(kept) = &mut self.archive {
+                    match self.api.add_to_archive(&kept.archive, library, entry, constants) {
+                        Ok(()) => (kept.has_new, kept.quiet_runs) = (true, 0),
+                        Err(reason) => tracing::warn!("{entry} is not kept: {reason}"),
+                    }
+                }
+                made
+            }
+        };
         let limits = self.api.limits(&pipeline);
         if limits.simdgroup_threads != 32 {
             let found = limits.simdgroup_threads;
@@ -374,6 +456,7 @@ impl<A: Api> Drop for MetalDevice<A> {
         while !self.under_way.is_empty() {
             self.wait_oldest();
         }
+        self.write_archive();
     }
 }
 
@@ -432,6 +515,7 @@ impl<A: Api> Device for MetalDevice<A> {
             checked
                 .map_err(|reason| DeviceError::Kernel { entry: dispatch.label.clone(), reason })?;
         }
+        self.tend_archive();
         let (mut dispatches, mut stages) = (dispatches, stages);
         while !stages.is_empty() {
             while self.under_way.len() >= UNDER_WAY {

@@ -6,6 +6,7 @@
 //! so that the driver itself runs on any machine.
 
 pub mod api;
+pub mod archive;
 pub mod capabilities;
 pub mod driver;
 pub mod fault;

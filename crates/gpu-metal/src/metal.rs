@@ -11,16 +11,19 @@ use calla_gpu::Dispatch;
 use calla_gpu::metal4::{SelfTestError, self_test};
 use objc2::rc::{Retained, autoreleasepool};
 use objc2::runtime::ProtocolObject;
-use objc2_foundation::{NSError, NSOperatingSystemVersion, NSProcessInfo, NSString};
+use objc2_foundation::{
+    NSArray, NSError, NSOperatingSystemVersion, NSProcessInfo, NSString, NSURL,
+};
 use objc2_metal::{
-    MTLAllocation, MTLBarrierScope, MTLBuffer, MTLCommandBuffer, MTLCommandBufferErrorDomain,
-    MTLCommandBufferStatus, MTLCommandEncoder, MTLCommandQueue, MTLCompileOptions,
-    MTLComputeCommandEncoder, MTLComputePipelineDescriptor, MTLComputePipelineState,
-    MTLCreateSystemDefaultDevice, MTLDataType, MTLDevice, MTLDispatchType,
+    MTLAllocation, MTLBarrierScope, MTLBinaryArchive, MTLBinaryArchiveDescriptor, MTLBuffer,
+    MTLCommandBuffer, MTLCommandBufferErrorDomain, MTLCommandBufferStatus, MTLCommandEncoder,
+    MTLCommandQueue, MTLCompileOptions, MTLComputeCommandEncoder, MTLComputePipelineDescriptor,
+    MTLComputePipelineState, MTLCreateSystemDefaultDevice, MTLDataType, MTLDevice, MTLDispatchType,
     MTLFunctionConstantValues, MTLGPUFamily, MTLLanguageVersion, MTLLibrary,
     MTLMathFloatingPointFunctions, MTLMathMode, MTLPipelineOption, MTLResidencySet,
     MTLResidencySetDescriptor, MTLResource, MTLResourceOptions, MTLSize,
 };
+use std::path::Path;
 use std::ptr::NonNull;
 
 // Without it a command-line program is given no default device.
@@ -48,6 +51,12 @@ pub struct Pipeline(Object<dyn MTLComputePipelineState>);
 // SAFETY: a pipeline never changes once it is made, and Apple lets any thread use it.
 unsafe impl Send for Pipeline {}
 
+/// `MTLBinaryArchive`
+pub struct Archive(Object<dyn MTLBinaryArchive>);
+
+// SAFETY: it is only used through `&mut Metal`, by one thread at a time, and retained and released atomically.
+unsafe impl Send for Archive {}
+
 /// `MTLBuffer`
 pub struct Buffer(Object<dyn MTLBuffer>);
 
@@ -67,13 +76,18 @@ pub(crate) fn open(options: &Options) -> Result<Opened, OpenError> {
     let capabilities = device.capabilities().clone();
     let tried = if options.metal4 { try_metal4() } else { Err(Metal4Off::NotWanted) };
     let mut unused = vec![];
-    let (device, metal4) = match tried {
+    let (mut device, metal4) = match tried {
         Ok(metal4) => (metal4, true),
         Err(why) => {
             unused.push(Unused { feature: "tensor units", reason: why.to_string() });
             (device, false)
         }
     };
+    if let Some(folder) = &options.archives
+        && let Err(reason) = device.keep_archive(folder)
+    {
+        unused.push(Unused { feature: "archive of translated kernels", reason });
+    }
     if !capabilities.has_residency_sets() {
         let reason = "macOS 15 or later has them".to_owned();
         unused.push(Unused { feature: "residency sets", reason });
@@ -156,6 +170,7 @@ fn capabilities(device: &ProtocolObject<dyn MTLDevice>) -> Capabilities {
     Capabilities {
         name: device.name().to_string(),
         macos: (number(majorVersion), number(minorVersion)),
+        system: NSProcessInfo::processInfo().operatingSystemVersionString().to_string(),
         apple_family: highest(&apple),
         metal_family: highest(&metal),
         unified_memory: device.hasUnifiedMemory(),
@@ -164,6 +179,36 @@ fn capabilities(device: &ProtocolObject<dyn MTLDevice>) -> Capabilities {
         threads: device.maxThreadsPerThreadgroup().width as u64,
         threadgroup_bytes: device.maxThreadgroupMemoryLength() as u64,
     }
+}
+
+/// Describes the pipeline of an entry point, specialised by its function constants.
+fn describe(
+    library: &ProtocolObject<dyn MTLLibrary>,
+    entry: &str,
+    constants: &[(u32, u32)],
+) -> Result<Retained<MTLComputePipelineDescriptor>, String> {
+    let values = MTLFunctionConstantValues::new();
+    for (index, value) in constants {
+        // SAFETY: the pointer is to a value of the type that is named, and Metal copies it before it returns.
+        unsafe {
+            values.setConstantValue_type_atIndex(
+                NonNull::from(value).cast(),
+                MTLDataType::UInt,
+                *index as usize,
+            );
+        }
+    }
+    let name = NSString::from_str(entry);
+    let function = library.newFunctionWithName_constantValues_error(&name, &values);
+    let function = function.map_err(|error| text(&error))?;
+    let descriptor = MTLComputePipelineDescriptor::new();
+    descriptor.setLabel(Some(&name));
+    descriptor.setComputeFunction(Some(&function));
+    Ok(descriptor)
+}
+
+fn url(path: &Path) -> Result<Retained<NSURL>, String> {
+    NSURL::from_file_path(path).ok_or_else(|| format!("{} is no path of a file", path.display()))
 }
 
 fn text(error: &NSError) -> String {
@@ -180,6 +225,7 @@ impl Api for Metal {
     type Buffer = Buffer;
     type CommandBuffer = CommandBuffer;
     type Encoder = Object<dyn MTLComputeCommandEncoder>;
+    type Archive = Archive;
 
     fn capabilities(&self) -> &Capabilities {
         &self.capabilities
@@ -223,23 +269,7 @@ impl Api for Metal {
         constants: &[(u32, u32)],
     ) -> Result<Self::Pipeline, String> {
         autoreleasepool(|_| {
-            let values = MTLFunctionConstantValues::new();
-            for (index, value) in constants {
-                // SAFETY: the pointer is to a value of the type that is named, and Metal copies it before it returns.
-                unsafe {
-                    values.setConstantValue_type_atIndex(
-                        NonNull::from(value).cast(),
-                        MTLDataType::UInt,
-                        *index as usize,
-                    );
-                }
-            }
-            let name = NSString::from_str(entry);
-            let function = library.newFunctionWithName_constantValues_error(&name, &values);
-            let function = function.map_err(|error| text(&error))?;
-            let descriptor = MTLComputePipelineDescriptor::new();
-            descriptor.setLabel(Some(&name));
-            descriptor.setComputeFunction(Some(&function));
+            let descriptor = describe(library, entry, constants)?;
             let pipeline =
                 self.device.newComputePipelineStateWithDescriptor_options_reflection_error(
                     &descriptor,
@@ -247,6 +277,57 @@ impl Api for Metal {
                     None,
                 );
             pipeline.map(Pipeline).map_err(|error| text(&error))
+        })
+    }
+
+    fn archive(&mut self, file: Option<&Path>) -> Result<Self::Archive, String> {
+        autoreleasepool(|_| {
+            let descriptor = MTLBinaryArchiveDescriptor::new();
+            if let Some(file) = file {
+                descriptor.setUrl(Some(&*url(file)?));
+            }
+            let archive = self.device.newBinaryArchiveWithDescriptor_error(&descriptor);
+            archive.map(Archive).map_err(|error| text(&error))
+        })
+    }
+
+    fn archived_pipeline(
+        &mut self,
+        Archive(archive): &Self::Archive,
+        library: &Self::Library,
+        entry: &str,
+        constants: &[(u32, u32)],
+    ) -> Option<Self::Pipeline> {
+        autoreleasepool(|_| {
+            let descriptor = describe(library, entry, constants).ok()?;
+            descriptor.setBinaryArchives(Some(&NSArray::from_slice(&[&**archive])));
+            let pipeline =
+                self.device.newComputePipelineStateWithDescriptor_options_reflection_error(
+                    &descriptor,
+                    MTLPipelineOption::FailOnBinaryArchiveMiss,
+                    None,
+                );
+            pipeline.ok().map(Pipeline)
+        })
+    }
+
+    fn add_to_archive(
+        &mut self,
+        Archive(archive): &Self::Archive,
+        library: &Self::Library,
+        entry: &str,
+        constants: &[(u32, u32)],
+    ) -> Result<(), String> {
+        autoreleasepool(|_| {
+            let descriptor = describe(library, entry, constants)?;
+            let added = archive.addComputePipelineFunctionsWithDescriptor_error(&descriptor);
+            added.map_err(|error| text(&error))
+        })
+    }
+
+    fn serialize(&mut self, Archive(archive): &Self::Archive, file: &Path) -> Result<(), String> {
+        autoreleasepool(|_| {
+            archive.serializeToURL_error(&*url(file)?).map_err(|error| text(&error))
         })
     }
 

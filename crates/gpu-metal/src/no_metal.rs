@@ -4,6 +4,7 @@ use crate::api::{Api, Ended, Language, PipelineLimits};
 use crate::capabilities::Capabilities;
 use crate::fault::Fault;
 use calla_gpu::Dispatch;
+use std::path::Path;
 
 /// No device.
 #[derive(Clone, Copy, Debug)]
@@ -15,6 +16,7 @@ impl Api for NoMetal {
     type Buffer = Self;
     type CommandBuffer = Self;
     type Encoder = Self;
+    type Archive = Self;
 
     fn capabilities(&self) -> &Capabilities {
         match *self {}
@@ -34,6 +36,34 @@ impl Api for NoMetal {
         _: &str,
         _: &[(u32, u32)],
     ) -> Result<Self::Pipeline, String> {
+        match *self {}
+    }
+
+    fn archive(&mut self, _: Option<&Path>) -> Result<Self::Archive, String> {
+        match *self {}
+    }
+
+    fn archived_pipeline(
+        &mut self,
+        _: &Self::Archive,
+        _: &Self::Library,
+        _: &str,
+        _: &[(u32, u32)],
+    ) -> Option<Self::Pipeline> {
+        match *self {}
+    }
+
+    fn add_to_archive(
+        &mut self,
+        _: &Self::Archive,
+        _: &Self::Library,
+        _: &str,
+        _: &[(u32, u32)],
+    ) -> Result<(), String> {
+        match *self {}
+    }
+
+    fn serialize(&mut self, _: &Self::Archive, _: &Path) -> Result<(), String> {
         match *self {}
     }
 

@@ -7,7 +7,7 @@ use anyhow::bail;
 use calla_conformance::SelfTestError;
 use calla_engine::Machine;
 use calla_gpu::{Device, GpuRunner, RunnerSize, upload};
-use calla_gpu_cuda::{CudaDevice, CudaError, Options};
+use calla_gpu_cuda::{CudaDevice, CudaError, Options, user_caches};
 use calla_gpu_metal::{Description, Opened};
 use calla_model::network::CheckpointParts;
 use calla_model::{Network, Shape};
@@ -189,7 +189,9 @@ pub(crate) fn cuda(options: &Options) -> Result<Gpu, Unusable> {
 }
 
 fn metal(trace: Option<PathBuf>) -> Result<Gpu, Unusable> {
-    let options = calla_gpu_metal::Options { trace, ..calla_gpu_metal::Options::default() };
+    let archives = Some(user_caches().join("calla").join("metal"));
+    let options =
+        calla_gpu_metal::Options { archives, trace, ..calla_gpu_metal::Options::default() };
     let Opened { device, description } = calla_gpu_metal::open(&options)?;
     let Description { capabilities, metal4, unused } = description;
     let working_set = capabilities.working_set_bytes;

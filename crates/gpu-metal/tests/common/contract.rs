@@ -10,6 +10,7 @@ use calla_gpu_metal::api::PipelineLimits;
 use calla_gpu_metal::{Api, Capabilities, Ended, Fault, Language};
 use calla_msl::Memory;
 use std::collections::{BTreeSet, HashMap};
+use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// Offsets of buffers: kernels load four floats at a time.
@@ -80,6 +81,16 @@ struct Buffer {
     is_untracked: bool,
 }
 
+/// First line of an archive's file.
+const ARCHIVE: &str = "a model of MTLBinaryArchive\n";
+
+/// Lines of an archive, one for each entry point with its constants.
+type Lines = BTreeSet<String>;
+
+fn line(entry: &str, constants: &[(u32, u32)]) -> String {
+    format!("{entry} {constants:?}")
+}
+
 struct Pipeline {
     entry: String,
     constants: Vec<(u32, u32)>,
@@ -107,6 +118,11 @@ pub struct World {
     pub compiler_errors: HashMap<String, String>,
     /// What the processor finds in the buffer of each label that is named here; zeros in others.
     pub contents: HashMap<String, Vec<u8>>,
+    archives: Vec<Lines>,
+    /// Pipelines that were compiled; others were in an archive.
+    pub compiled: usize,
+    /// Why no archive can be written.
+    pub archive_error: Option<String>,
     /// Most command buffers that were under way at a time.
     pub under_way_max: usize,
     /// A fault of the driver.
@@ -320,6 +336,7 @@ impl Contract {
         let capabilities = Capabilities {
             name: "a model of Metal".to_owned(),
             macos: (14, 0),
+            system: "Version 14.0 (Build 23A344)".to_owned(),
             apple_family: 8,
             metal_family: 3,
             unified_memory: true,
@@ -351,6 +368,7 @@ impl Api for Contract {
     type Buffer = usize;
     type CommandBuffer = usize;
     type Encoder = usize;
+    type Archive = usize;
 
     fn capabilities(&self) -> &Capabilities {
         &self.capabilities
@@ -382,6 +400,7 @@ impl Api for Contract {
         constants: &[(u32, u32)],
     ) -> Result<Self::Pipeline, String> {
         let mut world = self.world();
+        world.compiled += 1;
         let declared = world.libraries[*library].get(entry).cloned();
         let declared = declared.ok_or_else(|| format!("{entry} is not in the library"))?;
         let mut constants = constants.to_vec();
@@ -394,6 +413,60 @@ impl Api for Contract {
         }
         world.pipelines.push(Pipeline { entry: entry.to_owned(), constants, declared });
         Ok(world.pipelines.len() - 1)
+    }
+
+    fn archive(&mut self, file: Option<&Path>) -> Result<Self::Archive, String> {
+        let mut lines = Lines::new();
+        if let Some(file) = file {
+            let text = std::fs::read_to_string(file).map_err(|error| error.to_string())?;
+            let text = text.strip_prefix(ARCHIVE).ok_or("MTLBinaryArchiveErrorInvalidFile")?;
+            lines.extend(text.lines().map(str::to_owned));
+        }
+        let mut world = self.world();
+        world.archives.push(lines);
+        Ok(world.archives.len() - 1)
+    }
+
+    fn archived_pipeline(
+        &mut self,
+        archive: &Self::Archive,
+        library: &Self::Library,
+        entry: &str,
+        constants: &[(u32, u32)],
+    ) -> Option<Self::Pipeline> {
+        let mut world = self.world();
+        if !world.archives[*archive].contains(&line(entry, constants)) {
+            return None;
+        }
+        let declared = world.libraries[*library].get(entry).cloned()?;
+        let (entry, constants) = (entry.to_owned(), constants.to_vec());
+        world.pipelines.push(Pipeline { entry, constants, declared });
+        Some(world.pipelines.len() - 1)
+    }
+
+    fn add_to_archive(
+        &mut self,
+        archive: &Self::Archive,
+        library: &Self::Library,
+        entry: &str,
+        constants: &[(u32, u32)],
+    ) -> Result<(), String> {
+        let mut world = self.world();
+        if !world.libraries[*library].contains_key(entry) {
+            return Err(format!("{entry} is not in the library"));
+        }
+        if !world.archives[*archive].insert(line(entry, constants)) {
+            world.violation(format!("{entry} {constants:?} is added to an archive that has it"));
+        }
+        Ok(())
+    }
+
+    fn serialize(&mut self, archive: &Self::Archive, file: &Path) -> Result<(), String> {
+        let world = self.world();
+        let lines: Vec<&str> = world.archives[*archive].iter().map(String::as_str).collect();
+        let text = ARCHIVE.to_owned() + &lines.join("\n");
+        let written = std::fs::write(file, text).map_err(|error| error.to_string());
+        written.and(world.archive_error.clone().map_or(Ok(()), Err))
     }
 
     fn limits(&self, pipeline: &Self::Pipeline) -> PipelineLimits {

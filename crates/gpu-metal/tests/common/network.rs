@@ -68,7 +68,14 @@ const PAGES: usize = 32;
 
 /// A runner with drafts.
 pub fn runner(shape: &Shape, contract: &Contract) -> GpuRunner<MetalDevice<Contract>> {
-    let mut device = MetalDevice::new(contract.clone(), Kernels::Plain).unwrap();
+    runner_on(shape, MetalDevice::new(contract.clone(), Kernels::Plain).unwrap())
+}
+
+/// The same on a device that is there.
+pub fn runner_on(
+    shape: &Shape,
+    mut device: MetalDevice<Contract>,
+) -> GpuRunner<MetalDevice<Contract>> {
     let network = Network::build(shape, &mut Unwritten(&mut device)).unwrap();
     let cache = CacheSize { pages: PAGES * SEQUENCES, slots: SEQUENCES + 4 };
     let size = RunnerSize { cache, sequences: SEQUENCES, drafting: true };
