@@ -8,12 +8,17 @@ use crate::inline::inline;
 use crate::pace::Pace;
 use crate::self_test::{SelfTestError, self_test};
 use calla_gpu::sources::{HEADERS, KERNELS, METAL4_HEADERS, METAL4_KERNELS, Source};
-use calla_gpu::{BufferId, Device, DeviceError, Dispatch, Pipelines, Range, check};
+use calla_gpu::{BufferId, Device, DeviceError, Dispatch, OverLimit, Pipelines, Range, check};
 use std::collections::{HashMap, VecDeque};
 use std::path::Path;
 
 /// Name of the device in errors.
 const DEVICE: &str = "Metal";
+/// What helps where one buffer is too large.
+const BUFFER_ADVICE: &str = "use a smaller --ctx or fewer sequences, or --device cpu";
+/// What helps where all buffers are too large together.
+const WORKING_SET_ADVICE: &str = "use a smaller --ctx or fewer sequences, or --device cpu, or raise it with \
+    `sudo sysctl iogpu.wired_limit_mb=MEGABYTES` where the Mac has memory left (it lasts until the next start)";
 /// Bytes that `setBytes` takes at most.
 const BYTES_MAX: usize = 4096;
 /// Command buffers that are under way at a time, over all calls: one runs, the next waits, one is encoded.
@@ -466,10 +471,19 @@ impl<A: Api> Device for MetalDevice<A> {
             || DeviceError::OutOfMemory { device: DEVICE, label: label.to_owned(), bytes };
         // Metal makes no buffer of no bytes.
         let rounded = bytes.max(1).checked_next_multiple_of(16).ok_or_else(no_memory)?;
-        let limits = self.api.capabilities();
+        let Capabilities { buffer_bytes, working_set_bytes, .. } = *self.api.capabilities();
         let all = self.allocated.checked_add(rounded).ok_or_else(no_memory)?;
-        if rounded > limits.buffer_bytes || all > limits.working_set_bytes {
-            return Err(no_memory());
+        let over = |limit, most, advice| {
+            let (device, label, allocated) = (DEVICE, label.to_owned(), self.allocated);
+            let over = OverLimit { device, label, bytes, allocated, limit, most, advice };
+            DeviceError::OverLimit(Box::new(over))
+        };
+        if rounded > buffer_bytes {
+            return Err(over("maxBufferLength, for one buffer,", buffer_bytes, BUFFER_ADVICE));
+        }
+        if all > working_set_bytes {
+            let limit = "recommendedMaxWorkingSetSize, for all buffers,";
+            return Err(over(limit, working_set_bytes, WORKING_SET_ADVICE));
         }
         let buffer = self.api.buffer(label, rounded).ok_or_else(no_memory)?;
         self.allocated = all;

@@ -83,11 +83,22 @@ fn memory_is_counted_and_refused_beyond_the_working_set() {
     });
     let mut device = device(&contract);
     let too_large = device.allocate("weights", 801).unwrap_err();
-    assert!(matches!(too_large, DeviceError::OutOfMemory { bytes: 801, .. }), "{too_large}");
+    let most = "maxBufferLength, for one buffer, is 800 bytes; use a smaller --ctx";
+    for due in ["allocate 801 bytes for weights: 0 bytes are allocated", most] {
+        assert!(too_large.to_string().contains(due), "{too_large}");
+    }
     let first = device.allocate("weights", 793).unwrap();
     let second = device.allocate("nothing", 0).unwrap();
     assert_eq!(device.allocated_bytes(), 800 + 16);
-    device.allocate("state", 200).unwrap_err();
+    let too_many = device.allocate("state", 200).unwrap_err();
+    for due in [
+        "200 bytes for state: 816 bytes are allocated",
+        "is 1000 bytes",
+        "recommendedMaxWorkingSetSize",
+        "iogpu.wired_limit_mb",
+    ] {
+        assert!(too_many.to_string().contains(due), "{too_many}");
+    }
     device.allocate("state", u64::MAX).unwrap_err();
     device.release(first).unwrap();
     let third = device.allocate("state", 200).unwrap();

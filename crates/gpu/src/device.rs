@@ -17,6 +17,9 @@ pub enum DeviceError {
         /// How many were asked for.
         bytes: u64,
     },
+    /// It is more than the device gives a program.
+    #[error(transparent)]
+    OverLimit(Box<OverLimit>),
     /// A kernel does not fit the device, or a dispatch does not fit its kernel.
     #[error("{entry}: {reason}")]
     Kernel {
@@ -33,6 +36,29 @@ pub enum DeviceError {
         /// What the device reported.
         reason: String,
     },
+}
+
+/// An allocation that exceeds a limit of the device.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "the {device} device cannot allocate {bytes} bytes for {label}: {allocated} bytes are allocated, and its {limit} is \
+     {most} bytes; {advice}"
+)]
+pub struct OverLimit {
+    /// Which device.
+    pub device: &'static str,
+    /// What the bytes are for.
+    pub label: String,
+    /// How many were asked for.
+    pub bytes: u64,
+    /// How many are allocated, over all buffers.
+    pub allocated: u64,
+    /// What the limit is called.
+    pub limit: &'static str,
+    /// Bytes that it allows: of one buffer, or of all.
+    pub most: u64,
+    /// What to do about it.
+    pub advice: &'static str,
 }
 
 impl DeviceError {

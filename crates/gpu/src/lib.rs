@@ -54,7 +54,7 @@ pub mod upload;
 pub mod weights;
 
 pub use described::Described;
-pub use device::{Device, DeviceError};
+pub use device::{Device, DeviceError, OverLimit};
 pub use dispatch::{Access, Binding, Dispatch, Traffic};
 pub use pipelines::Pipelines;
 pub use plan::{BoundPlan, Part, Plan, PlanId, Recording};

@@ -33,7 +33,10 @@ pub(crate) fn run(args: BenchJobArgs) -> anyhow::Result<()> {
 fn does_not_fit(error: &anyhow::Error) -> bool {
     error.chain().any(|cause| {
         cause.is::<Refusal>()
-            || matches!(cause.downcast_ref(), Some(DeviceError::OutOfMemory { .. }))
+            || matches!(
+                cause.downcast_ref(),
+                Some(DeviceError::OutOfMemory { .. } | DeviceError::OverLimit(_))
+            )
     })
 }
 
