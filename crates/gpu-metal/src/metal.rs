@@ -16,8 +16,9 @@ use objc2_foundation::{
 };
 use objc2_metal::{
     MTLAllocation, MTLBarrierScope, MTLBinaryArchive, MTLBinaryArchiveDescriptor, MTLBuffer,
-    MTLCommandBuffer, MTLCommandBufferErrorDomain, MTLCommandBufferStatus, MTLCommandEncoder,
-    MTLCommandQueue, MTLCompileOptions, MTLComputeCommandEncoder, MTLComputePipelineDescriptor,
+    MTLCaptureDescriptor, MTLCaptureDestination, MTLCaptureManager, MTLCommandBuffer,
+    MTLCommandBufferErrorDomain, MTLCommandBufferStatus, MTLCommandEncoder, MTLCommandQueue,
+    MTLCompileOptions, MTLComputeCommandEncoder, MTLComputePipelineDescriptor,
     MTLComputePipelineState, MTLCreateSystemDefaultDevice, MTLDataType, MTLDevice, MTLDispatchType,
     MTLFunctionConstantValues, MTLGPUFamily, MTLLanguageVersion, MTLLibrary,
     MTLMathFloatingPointFunctions, MTLMathMode, MTLPipelineOption, MTLResidencySet,
@@ -39,6 +40,20 @@ pub struct Metal {
     /// All buffers, on systems that have such sets: they stay resident between command buffers.
     residency: Option<Object<dyn MTLResidencySet>>,
     capabilities: Capabilities,
+    /// Ends when it is dropped.
+    recording: Option<Recording>,
+}
+
+/// A trace that is being recorded. The driver has waited for all work by the time that this is dropped.
+struct Recording;
+
+impl Drop for Recording {
+    fn drop(&mut self) {
+        autoreleasepool(|_| {
+            // SAFETY: the process has one manager, which any thread may ask for.
+            unsafe { MTLCaptureManager::sharedCaptureManager() }.stopCapture();
+        });
+    }
 }
 
 // SAFETY: devices and queues may be used by any thread (`MTLDevice` and `MTLCommandQueue` are `Send`). A residency set may
@@ -83,6 +98,9 @@ pub(crate) fn open(options: &Options) -> Result<Opened, OpenError> {
             (device, false)
         }
     };
+    if let Some(path) = &options.trace {
+        device.api().record(path)?;
+    }
     if let Some(folder) = &options.archives
         && let Err(reason) = device.keep_archive(folder)
     {
@@ -140,9 +158,46 @@ impl Metal {
             if let Some(set) = &residency {
                 queue.addResidencySet(set);
             }
-            Ok(Self { device, queue, residency, capabilities })
+            Ok(Self { device, queue, residency, capabilities, recording: None })
         })
     }
+
+    /// Records all that the device does from now on.
+    ///
+    /// # Errors
+    /// If Metal does not, as without `METAL_CAPTURE_ENABLED=1`, or the path will not do.
+    fn record(&mut self, path: &Path) -> Result<(), OpenError> {
+        let failed = |reason| OpenError::Trace { path: path.display().to_string(), reason };
+        self.recording = Some(start_recording(&self.device, path).map_err(failed)?);
+        Ok(())
+    }
+}
+
+fn start_recording(
+    device: &ProtocolObject<dyn MTLDevice>,
+    path: &Path,
+) -> Result<Recording, String> {
+    if path.extension().is_none_or(|extension| extension != "gputrace") {
+        return Err("its name has to end in .gputrace".to_owned());
+    }
+    if path.exists() {
+        return Err("it is there already: name a new one".to_owned());
+    }
+    autoreleasepool(|_| {
+        // SAFETY: the process has one manager, which any thread may ask for.
+        let manager = unsafe { MTLCaptureManager::sharedCaptureManager() };
+        let destination = MTLCaptureDestination::GPUTraceDocument;
+        if !manager.supportsDestination(destination) {
+            return Err("set METAL_CAPTURE_ENABLED=1 in the environment".to_owned());
+        }
+        let descriptor = MTLCaptureDescriptor::new();
+        // SAFETY: a device is one of the objects that can be captured.
+        unsafe { descriptor.setCaptureObject(Some(device.as_ref())) };
+        descriptor.setDestination(destination);
+        descriptor.setOutputURL(Some(&*url(path)?));
+        let started = manager.startCaptureWithDescriptor_error(&descriptor);
+        started.map(|()| Recording).map_err(|error| text(&error))
+    })
 }
 
 /// Without it everything works, only slower: so none is no error.
