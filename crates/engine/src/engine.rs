@@ -17,6 +17,7 @@ use crate::pool::Pool;
 use crate::prefix_cache::{PrefixCache, Reuse};
 use crate::request::{FinishReason, Request, RequestId, SubmitError};
 use crate::sequence::{Ending, Sequence, State, Structure, Work};
+use crate::slices::SliceSizer;
 use crate::speculation::{DepthChooser, Speculation};
 use crate::step::{Arithmetic, Effect, FileId, StateOp, Ticket};
 use crate::structure::{MatchError, Matcher};
@@ -38,8 +39,11 @@ pub struct EngineConfig {
     pub running_max: usize,
     /// Requests that may wait.
     pub queue_max: usize,
-    /// Rows of a step that prefill may use.
+    /// Most rows of a step that prefill may use.
     pub slice_rows: usize,
+    /// Seconds that a step should take at most: prefill uses fewer rows where they are measured to take longer. `None`:
+    /// however long it takes.
+    pub slice_seconds: Option<f64>,
     /// Where prompts are cut.
     pub rule: CutRule,
     /// Whether decoding rounds like prefill.
@@ -174,6 +178,7 @@ pub struct Engine {
     next_ticket: u64,
     /// Running sequence whose prefill comes first in the next step.
     turn: usize,
+    slice_sizer: SliceSizer,
     depth_chooser: DepthChooser,
     /// Seconds that the drafts of this round took.
     draft_seconds: f64,
@@ -233,6 +238,7 @@ impl Engine {
             next_id: 0,
             next_ticket: 0,
             turn: 0,
+            slice_sizer: SliceSizer::new(config.slice_rows, config.slice_seconds),
             depth_chooser: DepthChooser::new(config.speculation),
             draft_seconds: 0.0,
             counts: Counts::default(),
@@ -403,6 +409,12 @@ impl Engine {
             slots_used: self.slots.len() - self.slots.free() - self.config.checkpoint_slots,
             slots: self.slots.len() - self.config.checkpoint_slots,
         }
+    }
+
+    /// Rows of prompts that the next step may take. One cut's worth runs even if it is more.
+    #[must_use]
+    pub fn slice_rows(&self) -> usize {
+        self.slice_sizer.rows()
     }
 
     /// What was done so far.

@@ -12,6 +12,7 @@ pub mod pool;
 pub mod prefix_cache;
 pub mod request;
 mod sequence;
+mod slices;
 pub mod speculation;
 pub mod step;
 pub mod structure;

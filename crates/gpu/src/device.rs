@@ -4,6 +4,10 @@ use crate::dispatch::Dispatch;
 use crate::plan::{BoundPlan, PlanId};
 use crate::tensor::{BufferId, Range};
 
+/// Seconds that a step with rows of prompts should take at most: a cancel, which waits for the step, is then served within
+/// a quarter of a second.
+const SLICE_SECONDS: f64 = 0.2;
+
 /// Why a device could not do what it was asked to.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum DeviceError {
@@ -101,9 +105,14 @@ pub trait Device: Send {
     /// If a dispatch does not fit its kernel, or the device failed.
     fn run(&mut self, dispatches: &[Dispatch], stages: &[usize]) -> Result<(), DeviceError>;
 
-    /// Rows of a step that prefill may use: see [`calla_ops::Runner::slice_rows`].
+    /// Most rows of a step that prefill may use: see [`calla_ops::Runner::slice_rows`].
     fn slice_rows(&self) -> usize {
         calla_ops::SLICE_ROWS
+    }
+
+    /// Seconds that a step should take at most: see [`calla_ops::Runner::slice_seconds`].
+    fn slice_seconds(&self) -> Option<f64> {
+        Some(SLICE_SECONDS)
     }
 
     /// What makes its results differ in their last bits from those of another device that runs the same dispatches.

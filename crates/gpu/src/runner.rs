@@ -333,6 +333,10 @@ impl<D: Device> Runner for GpuRunner<D> {
         self.device.slice_rows()
     }
 
+    fn slice_seconds(&self) -> Option<f64> {
+        self.device.slice_seconds()
+    }
+
     fn decodes_as_it_prefills(&self) -> bool {
         false
     }

@@ -9,7 +9,7 @@ use crate::ops::Ops;
 use crate::tensor::Rows;
 use calla_model::{LayerKind, Network, Shape};
 
-/// Rows of a step that prefill may use, where a device has no other wish. Large enough that each weight is read once for
+/// Most rows of a step that prefill may use, where a device has no other wish. Large enough that each weight is read once for
 /// many rows, small enough that activations stay in a processor's cache and a cancel is heard soon.
 pub const SLICE_ROWS: usize = 256;
 
@@ -91,9 +91,17 @@ pub trait Runner: Send {
     /// If there is no such page, the bytes are not as many as a page takes, or the device failed.
     fn write_page(&mut self, page: usize, bytes: &[u8]) -> Result<(), StepError>;
 
-    /// Rows of a step that prefill may use: so many that the device is well used, and so few that a cancel is heard soon.
+    /// Most rows of a step that prefill may use: so many that the device is well used, and so few that a cancel is heard
+    /// soon.
     fn slice_rows(&self) -> usize {
         SLICE_ROWS
+    }
+
+    /// Seconds that a step should take at most, by fewer rows than [`Runner::slice_rows`] if need be. `None`, the default:
+    /// however long those take. A processor that is slow reads each expert's weights for fewer rows in a smaller slice, so
+    /// a long prompt would take longer still.
+    fn slice_seconds(&self) -> Option<f64> {
+        None
     }
 
     /// Whether decoding rounds like prefill, so that a state is the same bit for bit however its tokens were computed.

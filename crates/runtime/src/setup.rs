@@ -43,6 +43,7 @@ pub fn engine_config(runner: &dyn Runner, rule: CutRule, limits: Limits) -> Engi
         running_max: limits.running_max,
         queue_max: limits.queue_max,
         slice_rows: runner.slice_rows(),
+        slice_seconds: runner.slice_seconds(),
         rule,
         arithmetic: if runner.decodes_as_it_prefills() {
             Arithmetic::Uniform

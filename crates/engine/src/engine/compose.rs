@@ -83,7 +83,7 @@ impl Engine {
         let decoding = self.running.iter().filter(|s| s.is_decoding());
         let mut work: Vec<(RequestId, Work)> =
             decoding.filter_map(|s| Some((s.id, s.next_work(1)?))).collect();
-        let mut rows_left = self.config.slice_rows;
+        let mut rows_left = self.slice_sizer.rows();
         let count = self.running.len();
         let first = self.turn;
         for i in 0..count {

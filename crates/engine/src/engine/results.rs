@@ -19,7 +19,7 @@ enum Chosen {
 
 impl Engine {
     /// Takes the result of the step that [`Engine::next_step`] gave, and how long it took. The time only
-    /// tells how deep to draft.
+    /// tells how deep to draft and how many rows of prompts to run at once.
     ///
     /// # Panics
     /// If no step is running, or the result is not one of its kind.
@@ -100,6 +100,9 @@ impl Engine {
             self.depth_chooser.measured(depths.len(), depth, seconds + self.draft_seconds);
         }
         self.draft_seconds = 0.0;
+        let prefill = work.iter().filter(|(id, ..)| self.running[self.index_of(*id)].in_prefill());
+        let rows = prefill.map(|(_, work, _)| work.rows()).sum();
+        self.slice_sizer.measured(rows, seconds);
         let mut row = 0;
         for (id, work, slots) in work {
             let rows = row..row + work.outputs;

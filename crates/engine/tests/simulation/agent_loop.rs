@@ -29,6 +29,7 @@ impl Agent {
             running_max: 1,
             queue_max: 1,
             slice_rows: 512,
+            slice_seconds: None,
             rule: CutRule::new(MARKERS.to_vec()),
             arithmetic,
             fast_cache: false,

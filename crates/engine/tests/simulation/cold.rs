@@ -25,6 +25,7 @@ pub(crate) fn cold_run(request: &Request, arithmetic: Arithmetic) -> Cold {
         queue_max: 1,
         // Every slice ends at the next cut, so that no result here depends on the cuts that a span names.
         slice_rows: 1,
+        slice_seconds: None,
         rule: CutRule::new(MARKERS.to_vec()),
         arithmetic,
         fast_cache: false,

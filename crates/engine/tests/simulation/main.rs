@@ -8,6 +8,7 @@
 mod agent_loop;
 mod cold;
 mod files;
+mod pace;
 mod random;
 mod requests;
 mod toy;

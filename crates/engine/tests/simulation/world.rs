@@ -53,6 +53,7 @@ macro_rules! tallies {
 
 tallies!(
     steps,
+    resized,
     finished,
     reused_tokens,
     loaded_tokens,
@@ -83,6 +84,7 @@ fn config(random: &mut Random) -> EngineConfig {
         running_max,
         queue_max: 1 + random.below(6),
         slice_rows: [1, 16, 64, 100, 256][random.below(5)],
+        slice_seconds: [None, Some(0.2), Some(0.8)][random.below(3)],
         rule: CutRule::new(MARKERS.to_vec()),
         arithmetic,
         fast_cache: random.one_in(2),
@@ -263,7 +265,9 @@ impl World {
         let occupancy = self.engine.occupancy();
         assert!(occupancy.slots_used <= occupancy.slots);
         let seconds = 0.1 + self.random.below(100) as f64 / 100.0;
+        let slice_rows = self.engine.slice_rows();
         self.engine.complete(result, seconds);
+        self.tallies.resized += u64::from(self.engine.slice_rows() != slice_rows);
         true
     }
 
