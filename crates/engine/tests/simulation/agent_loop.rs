@@ -1,10 +1,8 @@
 //! An agent's loop of thirty tool calls under the memory budget of the full-size model: what it computes again.
 
-use crate::toy::{Fault, MARKERS, Toy, VOCAB, mix};
+use crate::toy::{Fault, MARKERS, Toy, VOCAB, mix, one_at_a_time};
 use calla_engine::step::Arithmetic;
-use calla_engine::{
-    CutRule, Engine, EngineConfig, Output, Request, Speculation, StateNeeds, Usage,
-};
+use calla_engine::{Engine, EngineConfig, Output, Request, StateNeeds, Usage};
 use calla_model::Shape;
 
 const CONTEXT: usize = 65_536;
@@ -23,21 +21,10 @@ impl Agent {
         // bf16, as on a GPU.
         let cache = StateNeeds::one_sequence(CONTEXT, 2).cache_size(&Shape::full(40), budget);
         let engine = Engine::new(EngineConfig {
-            cache,
-            vocab_size: VOCAB,
-            context: CONTEXT,
-            running_max: 1,
-            queue_max: 1,
             slice_rows: 512,
-            slice_seconds: None,
-            rule: CutRule::new(MARKERS.to_vec()),
-            arithmetic,
-            fast_cache: false,
             snapshot_interval: 2048,
             remembered_tokens_max: 1 << 20,
-            speculation: Speculation::Off,
-            checkpoint_slots: 0,
-            file_tokens_min: None,
+            ..one_at_a_time(cache, CONTEXT, arithmetic)
         });
         Self { engine, toy: Toy::new(cache, arithmetic) }
     }

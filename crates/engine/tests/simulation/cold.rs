@@ -1,10 +1,9 @@
 //! A request alone, in a world without history, files, drafts and faults: what its reply has to be.
 
 use crate::requests::compile;
-use crate::toy::{Fault, MARKERS, Toy, VOCAB};
+use crate::toy::{Fault, Toy, one_at_a_time};
 use calla_engine::step::{Arithmetic, Effect};
-use calla_engine::{CutRule, Engine, EngineConfig, Failure, FinishReason, Output, Request};
-use calla_engine::{Speculation, TokenLogprobs};
+use calla_engine::{Engine, Failure, FinishReason, Output, Request, TokenLogprobs};
 use calla_ops::CacheSize;
 
 /// A whole reply.
@@ -17,24 +16,8 @@ pub(crate) struct Cold {
 pub(crate) fn cold_run(request: &Request, arithmetic: Arithmetic) -> Cold {
     let cache = CacheSize { pages: 40, slots: 1 };
     let mut toy = Toy::new(cache, arithmetic);
-    let mut engine = Engine::new(EngineConfig {
-        cache,
-        vocab_size: VOCAB,
-        context: 40 * 64,
-        running_max: 1,
-        queue_max: 1,
-        // Every slice ends at the next cut, so that no result here depends on the cuts that a span names.
-        slice_rows: 1,
-        slice_seconds: None,
-        rule: CutRule::new(MARKERS.to_vec()),
-        arithmetic,
-        fast_cache: false,
-        snapshot_interval: 1 << 20,
-        remembered_tokens_max: 0,
-        speculation: Speculation::Off,
-        checkpoint_slots: 0,
-        file_tokens_min: None,
-    });
+    // Every slice ends at the next cut, so that no result here depends on the cuts that a span names.
+    let mut engine = Engine::new(one_at_a_time(cache, 40 * 64, arithmetic));
     engine.submit(request.clone()).unwrap();
     let (mut reply, mut all_logprobs) = (vec![], vec![]);
     loop {

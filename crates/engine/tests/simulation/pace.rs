@@ -1,9 +1,9 @@
 //! Slices that follow a simulated device's speed: steps come to take the time that they may, and replies stay the same.
 
 use crate::random::Random;
-use crate::toy::{Fault, MARKERS, Toy, VOCAB, mix};
+use crate::toy::{Fault, MARKERS, Toy, VOCAB, mix, one_at_a_time};
 use calla_engine::step::{Arithmetic, Run, Step};
-use calla_engine::{CutRule, Engine, EngineConfig, Output, Request, Speculation};
+use calla_engine::{Engine, EngineConfig, Output, Request};
 use calla_model::shape::PAGE_TOKENS;
 use calla_ops::{CacheSize, SpanKind};
 
@@ -42,21 +42,9 @@ fn run(prompt: &[u32], seconds: Option<f64>, speed: Speed) -> (Vec<u32>, Vec<Sli
     let cache = CacheSize { pages: CONTEXT / PAGE_TOKENS, slots: 2 };
     let mut toy = Toy::new(cache, Arithmetic::Split);
     let mut engine = Engine::new(EngineConfig {
-        cache,
-        vocab_size: VOCAB,
-        context: CONTEXT,
-        running_max: 1,
-        queue_max: 1,
         slice_rows: ROWS_MAX,
         slice_seconds: seconds,
-        rule: CutRule::new(MARKERS.to_vec()),
-        arithmetic: Arithmetic::Split,
-        fast_cache: false,
-        snapshot_interval: 1 << 20,
-        remembered_tokens_max: 0,
-        speculation: Speculation::Off,
-        checkpoint_slots: 0,
-        file_tokens_min: None,
+        ..one_at_a_time(cache, CONTEXT, Arithmetic::Split)
     });
     engine.submit(Request::new(prompt.to_vec(), 20)).unwrap();
     let (mut reply, mut slices) = (vec![], vec![]);

@@ -5,6 +5,7 @@
 //! decoding. So a wrong page, slot, position, cut or checkpoint changes the logits.
 
 use calla_engine::step::{Arithmetic, Outcome, Run, StateOp, Step, StepFailure, Ticket};
+use calla_engine::{CutRule, EngineConfig, Speculation};
 use calla_model::shape::PAGE_TOKENS;
 use calla_ops::sample::argmax;
 use calla_ops::{Batch, CacheSize, Draft, Rows, Span, SpanKind, StepError};
@@ -19,6 +20,32 @@ pub(crate) const STOP: u32 = 2;
 pub(crate) const BANNED: u32 = 11;
 /// Token 3 ends thinking.
 pub(crate) const THINK_END: u32 = 3;
+
+/// An engine's settings for one request at a time, whose slices end at the next cut, without snapshots on the way, drafts
+/// and files.
+pub(crate) fn one_at_a_time(
+    cache: CacheSize,
+    context: usize,
+    arithmetic: Arithmetic,
+) -> EngineConfig {
+    EngineConfig {
+        cache,
+        vocab_size: VOCAB,
+        context,
+        running_max: 1,
+        queue_max: 1,
+        slice_rows: 1,
+        slice_seconds: None,
+        rule: CutRule::new(MARKERS.to_vec()),
+        arithmetic,
+        fast_cache: false,
+        snapshot_interval: 1 << 20,
+        remembered_tokens_max: 0,
+        speculation: Speculation::Off,
+        checkpoint_slots: 0,
+        file_tokens_min: None,
+    }
+}
 
 pub(crate) struct Toy {
     arithmetic: Arithmetic,
