@@ -162,6 +162,17 @@ impl Metal {
         })
     }
 
+    fn make_pipeline(
+        &self,
+        descriptor: &MTLComputePipelineDescriptor,
+        options: MTLPipelineOption,
+    ) -> Result<Pipeline, Retained<NSError>> {
+        let made = self.device.newComputePipelineStateWithDescriptor_options_reflection_error(
+            descriptor, options, None,
+        );
+        made.map(Pipeline)
+    }
+
     /// Records all that the device does from now on.
     ///
     /// # Errors
@@ -325,13 +336,8 @@ impl Api for Metal {
     ) -> Result<Self::Pipeline, String> {
         autoreleasepool(|_| {
             let descriptor = describe(library, entry, constants)?;
-            let pipeline =
-                self.device.newComputePipelineStateWithDescriptor_options_reflection_error(
-                    &descriptor,
-                    MTLPipelineOption::empty(),
-                    None,
-                );
-            pipeline.map(Pipeline).map_err(|error| text(&error))
+            let made = self.make_pipeline(&descriptor, MTLPipelineOption::empty());
+            made.map_err(|error| text(&error))
         })
     }
 
@@ -356,13 +362,7 @@ impl Api for Metal {
         autoreleasepool(|_| {
             let descriptor = describe(library, entry, constants).ok()?;
             descriptor.setBinaryArchives(Some(&NSArray::from_slice(&[&**archive])));
-            let pipeline =
-                self.device.newComputePipelineStateWithDescriptor_options_reflection_error(
-                    &descriptor,
-                    MTLPipelineOption::FailOnBinaryArchiveMiss,
-                    None,
-                );
-            pipeline.ok().map(Pipeline)
+            self.make_pipeline(&descriptor, MTLPipelineOption::FailOnBinaryArchiveMiss).ok()
         })
     }
 
