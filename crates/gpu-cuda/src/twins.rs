@@ -5,6 +5,7 @@
 //! entry point as `ENTRY`, its function constants as macros of their names, and the bytes of shared memory that it gets as
 //! `SHARED`.
 
+mod attention_decode;
 mod attention_prefill;
 mod gated_delta;
 mod qmm;
@@ -49,7 +50,8 @@ impl Launch {
 }
 
 /// All twins.
-pub(crate) const TWINS: [&Twin; 11] = [
+pub(crate) const TWINS: [&Twin; 12] = [
+    &attention_decode::ATTENTION_DECODE,
     &attention_prefill::ATTENTION_PREFILL,
     &gated_delta::GATED_DELTA_CHUNKS,
     &gated_delta::GATED_DELTA_SCAN,
