@@ -2,10 +2,45 @@
 //           + sigmoid(shared_gate[row]) * shared_down shared_acts[row]
 // The twin of expert_qmv.metal's expert_qmv_down, with its division of the work. Only loads come earlier: those of the
 // shared expert first, as they depend on nothing, then all of a rank's columns.
-#define IN_DIM EXPERT_HIDDEN
-#define NORM 0
-#include "qmv.cuh"
+#include "layout.cuh"
+#include "msl.h"
 namespace metal {
+#define IN_DIM EXPERT_HIDDEN
+#include "metal/quantized.h"
+#include "metal/math.h"
+
+constexpr uint WARPS = 8, SPANS = (IN_DIM + SPAN - 1) / SPAN;
+
+// 16 values a lane of each span of a matrix row.
+template <uint BITS_OF> struct Row {
+    uint words[SPANS][BITS_OF / 2];
+    ushort scales[SPANS], biases[SPANS];
+
+    __forceinline__ void load(const uint* packed, const bfloat* all_scales, const bfloat* all_biases, uint row, uint lane) {
+        const size_t first = size_t(row) * IN_DIM;
+        packed += packed_words(first, BITS_OF);
+        all_scales += first / GROUP, all_biases += first / GROUP;
+#pragma unroll
+        for (uint s = 0; s < SPANS; s++) {
+            const uint k = s * SPAN + lane * 16;
+            const bool there = within(k, IN_DIM);
+            if (BITS_OF == 4) {
+                const uint2 loaded = there ? *reinterpret_cast<const uint2*>(packed + k / 8) : uint2(0u);
+                words[s][0] = loaded.x, words[s][1] = loaded.y;
+            } else {
+                const uint4 loaded = there ? *reinterpret_cast<const uint4*>(packed + k / 4) : uint4(0u);
+                words[s][0] = loaded.x, words[s][1] = loaded.y, words[s][BITS_OF / 2 - 2] = loaded.z, words[s][BITS_OF / 2 - 1] = loaded.w;
+            }
+            scales[s] = there ? all_scales[k / GROUP].bits : 0;
+            biases[s] = there ? all_biases[k / GROUP].bits : 0;
+        }
+    }
+
+    __forceinline__ uint4 packed(uint s) const {
+        if (BITS_OF == 4) return uint4(words[s][0], words[s][1], 0u, 0u);
+        return uint4(words[s][0], words[s][1], words[s][BITS_OF / 2 - 2], words[s][BITS_OF / 2 - 1]);
+    }
+};
 
 // 16 consecutive inputs of a lane for each span, and their sums.
 struct Values {

@@ -42,9 +42,13 @@ inline void load_shared(uint (&words)[4], uint address) {
                  : "=r"(words[0]), "=r"(words[1]), "=r"(words[2]), "=r"(words[3]) : "r"(address) : "memory");
 }
 
-// Two floats to shared memory.
+// Two floats, or 16 bytes, to shared memory.
 inline void store_shared(uint address, float first, float second) {
     asm volatile("st.shared.v2.f32 [%0], {%1, %2};" :: "r"(address), "f"(first), "f"(second) : "memory");
+}
+inline void store_shared(uint address, const uint (&words)[4]) {
+    asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};"
+                 :: "r"(address), "r"(words[0]), "r"(words[1]), "r"(words[2]), "r"(words[3]) : "memory");
 }
 
 // The transpose of one such matrix within the warp.

@@ -1,6 +1,8 @@
-// out = silu(gate norm(x)) * (up norm(x)) for one row: the twin of qmv.metal's qmv_swiglu_1.
+// out = silu(gate norm(x)) * (up norm(x)) for up to eight rows: the twin of qmv.metal's qmv_swiglu. A tile is eight rows of
+// each matrix.
+#define MOST_TILES 1
+#define ROWS ROWS_OF(ENTRY)
 #include "qmv.cuh"
-namespace metal {
 
 struct Params {
     uint rows;
@@ -9,21 +11,22 @@ struct Params {
     float eps;
 };
 
-// Grid [tiles of 8 outputs].
-extern "C" __global__ void __launch_bounds__(256, BLOCKS) ENTRY(
+// Grid [tiles of 8 outputs, groups of rows].
+extern "C" __global__ void __launch_bounds__(THREADS, 2) ENTRY(
     const float4* x, const uint* selection, const float4* scale, const float4* z, const uint4* gate,
-    const bfloat* gate_scales, const bfloat* gate_biases, const uint4* up, const bfloat* up_scales,
-    const bfloat* up_biases, float* out, const Params p) {
-    const uint lane = threadIdx.x % 32, column = blockIdx.x * WARPS + threadIdx.x / 32;
-    Row<BITS> a;
-    Row<OTHER_BITS> b;
-    a.load(reinterpret_cast<const uint*>(gate), gate_scales, gate_biases, min(column, p.columns - 1), lane);
-    b.load(reinterpret_cast<const uint*>(up), up_scales, up_biases, min(column, p.columns - 1), lane);
-    const size_t row = size_t(p.selected != 0 ? selection[0] : 0) * IN_DIM;
-    const float* const values = reinterpret_cast<const float*>(x) + row;
-    const float* const gates = reinterpret_cast<const float*>(z) + row;
-    const float2 sums = multiply(Input{values, reinterpret_cast<const float*>(scale), gates, p.eps}, a, b);
-    if (lane == 0 && column < p.columns) out[column] = silu(sums.x) * sums.y;
+    const bf16* gate_scales, const bf16* gate_biases, const uint4* up, const bf16* up_scales, const bf16* up_biases,
+    float* out, const Params p) {
+    extern __shared__ uint4 shared[];
+    const Input in = {reinterpret_cast<const float*>(x), reinterpret_cast<const float*>(scale),
+                      reinterpret_cast<const float*>(z), p.selected != 0 ? selection : nullptr, blockIdx.y * ROWS, p.rows, p.eps};
+    const uint first_column = blockIdx.x * (TILE_ROWS / 2);
+    const Products products = multiply(in, shared, [&](Weights& weights, uint first_group) {
+        const uint column = min(first_column + threadIdx.x % 32 / 4, p.columns - 1);
+        weights.low[0].load({reinterpret_cast<const uint*>(gate), gate_scales, gate_biases}, column, first_group);
+        weights.high[0].load({reinterpret_cast<const uint*>(up), up_scales, up_biases}, column, first_group);
+    });
+    const uint m = threadIdx.x % 8, r = threadIdx.x / 8, column = first_column + m, row = in.first_row + r;
+    if (r >= ROWS || row >= p.rows || column >= p.columns) return;
+    out[size_t(row) * p.columns + column] = silu(products.of(0, m, r, p.eps)) * products.of(0, m + 8, r, p.eps);
 }
-}  // namespace metal
-LAYOUT_OF(metal::ENTRY);
+LAYOUT_OF(ENTRY);

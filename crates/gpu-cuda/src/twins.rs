@@ -72,11 +72,11 @@ pub(crate) const HEADERS: [(&CStr, &str); 10] = [
     (c"mma.cuh", include_str!("../kernels/mma.cuh")),
     (c"qmm.cuh", include_str!("../kernels/qmm.cuh")),
     (c"qmv.cuh", include_str!("../kernels/qmv.cuh")),
+    (c"quantized.cuh", include_str!("../kernels/quantized.cuh")),
     (c"shape.cuh", include_str!("../kernels/shape.cuh")),
     (c"metal/quantized.h", include_str!("../../gpu/kernels/quantized.h")),
     (c"metal/math.h", include_str!("../../gpu/kernels/math.h")),
     (c"metal/order.h", include_str!("../../gpu/kernels/order.h")),
-    (c"metal/family.h", include_str!("../../gpu/kernels/family.h")),
 ];
 
 /// The twin that runs a dispatch where a block may have so many bytes of shared memory.

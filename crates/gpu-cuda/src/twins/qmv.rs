@@ -1,4 +1,4 @@
-//! Products of one row with 4- and 8-bit matrices, of chosen experts too: `kernels/qmv.cuh` says how.
+//! Products of up to eight rows with 4- and 8-bit matrices, of chosen experts too: `kernels/qmv.cuh` says how.
 
 use super::index::{EXPERT_HIDDEN, HIDDEN, SHARED_HIDDEN};
 use super::{Launch, Twin, constant, twin};
@@ -9,27 +9,37 @@ const BITS: u32 = 16;
 const IN_DIM: u32 = 17;
 const OTHER_BITS: u32 = 18;
 
-/// Threads of a block: a warp for each two outputs.
-const THREADS: u32 = 256;
-/// Values of a matrix row that a warp takes at a time.
+const WARPS: u32 = 8;
+/// Weights of a group, and rows of a tile.
+const GROUP: u32 = 64;
+const TILE_ROWS: u32 = 16;
+/// Values of bf16 that an input is split into.
+const PARTS: u32 = 3;
+/// Words of weights that a thread may hold.
+const WORDS_MAX: u32 = 64;
+/// Values of a matrix row that a warp of `expert_qmv_down` takes at a time.
 const SPAN: u32 = 512;
-/// Words of a matrix row that a thread may hold.
-const WORDS_MAX: u32 = 16;
 
-pub(crate) const QMV: Twin = twin!("qmv.cu", ["qmv_1"], |dispatch| {
-    launch(dispatch.grid, constant(dispatch, IN_DIM)?, constant(dispatch, BITS)?)
+pub(crate) const QMV: Twin = twin!("qmv.cu", ["qmv_1", "qmv_2", "qmv_4", "qmv_8"], |dispatch| {
+    let block = Block::new(constant(dispatch, IN_DIM)?, constant(dispatch, BITS)?, 2)?;
+    let [tiles, groups, _] = dispatch.grid;
+    Some(block.launch([tiles.div_ceil(block.tiles), groups, 1], rows(dispatch)?))
 });
 
-pub(crate) const QMV_SWIGLU: Twin = twin!("qmv_swiglu.cu", ["qmv_swiglu_1"], |dispatch| launch(
-    dispatch.grid,
-    constant(dispatch, IN_DIM)?,
-    most_bits(dispatch)?
-));
+pub(crate) const QMV_SWIGLU: Twin = twin!(
+    "qmv_swiglu.cu",
+    ["qmv_swiglu_1", "qmv_swiglu_2", "qmv_swiglu_4", "qmv_swiglu_8"],
+    |dispatch| {
+        let block = Block::new(constant(dispatch, IN_DIM)?, most_bits(dispatch)?, 1)?;
+        Some(block.launch(dispatch.grid, rows(dispatch)?))
+    }
+);
 
 pub(crate) const EXPERT_QMV_UP: Twin = twin!("expert_qmv_up.cu", ["expert_qmv_up"], |dispatch| {
-    let tiles = constant(dispatch, EXPERT_HIDDEN)?.div_ceil(THREADS / 32);
+    let block = Block::new(constant(dispatch, HIDDEN)?, most_bits(dispatch)?, 2)?;
+    let columns = block.tiles * TILE_ROWS / 2;
     let [_, ranks, rows] = dispatch.grid;
-    launch([tiles, ranks, rows], constant(dispatch, HIDDEN)?, most_bits(dispatch)?)
+    Some(block.launch([constant(dispatch, EXPERT_HIDDEN)?.div_ceil(columns), ranks, rows], 1))
 });
 
 pub(crate) const EXPERT_QMV_DOWN: Twin =
@@ -43,8 +53,31 @@ fn most_bits(dispatch: &Dispatch) -> Option<u32> {
     Some(constant(dispatch, BITS)?.max(constant(dispatch, OTHER_BITS)?))
 }
 
-/// Unless a thread would have to hold too much of the input's width.
-fn launch(grid: [u32; 3], width: u32, bits: u32) -> Option<Launch> {
-    let words = width.div_ceil(SPAN) * (bits / 2);
-    (words <= WORDS_MAX).then_some(Launch { grid, threads: [THREADS, 1, 1], shared: 0 })
+/// Rows that the entry point takes, as its name says.
+fn rows(dispatch: &Dispatch) -> Option<u32> {
+    dispatch.entry.rsplit('_').next()?.parse().ok()
+}
+
+/// What a block computes.
+struct Block {
+    tiles: u32,
+}
+
+impl Block {
+    /// Of at most `most_tiles` tiles, unless a thread would have to hold too much of the input's width.
+    fn new(width: u32, bits: u32, most_tiles: u32) -> Option<Self> {
+        let slice = (width / GROUP).div_ceil(WARPS).next_multiple_of(2);
+        let words = slice * bits;
+        let tiles = if words <= 16 { most_tiles } else { 1 };
+        (words <= WORDS_MAX).then_some(Self { tiles })
+    }
+
+    /// With the input's columns of some groups, sums, and sums of squares of each warp in shared memory.
+    fn launch(&self, grid: [u32; 3], rows: u32) -> Launch {
+        let groups = if rows == 1 { 4 } else { 2 };
+        let columns = PARTS * rows;
+        let input = groups * columns * GROUP * 2;
+        let sums = (self.tiles * TILE_ROWS * columns + rows) * 4;
+        Launch { grid, threads: [32 * WARPS, 1, 1], shared: WARPS * (input + sums) }
+    }
 }
