@@ -5,14 +5,17 @@
 //! its longest reply; all other memory holds snapshots, which give way, least recently used first.
 //!
 //! This file has the engine's interface; `admission` gives sequences their state, `compose` makes steps,
-//! `results` takes what they gave, `snapshots` keeps and gives up state.
+//! `results` takes what they gave, `multi_step` does both where the device chooses tokens, `snapshots` keeps
+//! and gives up state.
 
 mod admission;
 mod compose;
+mod multi_step;
 mod results;
 mod snapshots;
 
 use crate::cuts::CutRule;
+use crate::multi_step::{MultiStepConfig, MultiStepSizer};
 use crate::pool::Pool;
 use crate::prefix_cache::{PrefixCache, Reuse};
 use crate::request::{FinishReason, Request, RequestId, SubmitError};
@@ -59,6 +62,8 @@ pub struct EngineConfig {
     pub speculation: Speculation,
     /// Slots set apart for the states between drafts; each draft under way needs one.
     pub checkpoint_slots: usize,
+    /// Decode steps that follow one another without the host. `None`: the host chooses every token.
+    pub multi_step: Option<MultiStepConfig>,
     /// Evicted snapshots of so many tokens are saved to files, and saved ones that go so many tokens beyond
     /// those in memory are loaded. `None`: no files.
     pub file_tokens_min: Option<usize>,
@@ -140,6 +145,8 @@ enum InFlight {
     Moves,
     /// Rows, by request. `slots` hold the states after each row but the last of those with drafts.
     Batch(Vec<(RequestId, Work, Vec<usize>)>),
+    /// Steps whose tokens the device chooses, by request.
+    MultiStep { ids: Vec<RequestId>, steps: usize },
     /// Drafts, by request.
     Drafts(Vec<RequestId>),
 }
@@ -179,6 +186,7 @@ pub struct Engine {
     /// Running sequence whose prefill comes first in the next step.
     turn: usize,
     slice_sizer: SliceSizer,
+    multi_step_sizer: MultiStepSizer,
     depth_chooser: DepthChooser,
     /// Seconds that the drafts of this round took.
     draft_seconds: f64,
@@ -239,6 +247,7 @@ impl Engine {
             next_ticket: 0,
             turn: 0,
             slice_sizer: SliceSizer::new(config.slice_rows, config.slice_seconds),
+            multi_step_sizer: MultiStepSizer::new(config.multi_step),
             depth_chooser: DepthChooser::new(config.speculation),
             draft_seconds: 0.0,
             counts: Counts::default(),
@@ -329,7 +338,7 @@ impl Engine {
         match &self.in_flight {
             None | Some(InFlight::Moves) => false,
             Some(InFlight::Batch(work)) => work.iter().any(|(flying, ..)| *flying == id),
-            Some(InFlight::Drafts(ids)) => ids.contains(&id),
+            Some(InFlight::MultiStep { ids, .. } | InFlight::Drafts(ids)) => ids.contains(&id),
         }
     }
 

@@ -8,6 +8,7 @@
 pub mod cuts;
 pub mod engine;
 pub mod memory;
+pub mod multi_step;
 pub mod pool;
 pub mod prefix_cache;
 pub mod request;
@@ -22,6 +23,7 @@ pub use calla_ops::sample::{Sampling, SamplingError, TokenLogprobs};
 pub use cuts::CutRule;
 pub use engine::{Engine, EngineConfig, Failure, Output, Usage};
 pub use memory::{Machine, MemoryPlan, Refusal, StateNeeds};
+pub use multi_step::MultiStepConfig;
 pub use prefix_cache::{CacheKey, Miss, Reuse};
 pub use request::{FinishReason, Request, RequestId, SubmitError, Thinking};
 pub use speculation::Speculation;

@@ -6,8 +6,8 @@ use crate::request::{FinishReason, Request, RequestId};
 use crate::step::Ticket;
 use crate::structure::{MatchError, Matcher};
 use calla_model::shape::PAGE_TOKENS;
-use calla_ops::TokenMask;
 use calla_ops::sample::History;
+use calla_ops::{MultiStepLimits, TokenMask};
 use std::collections::VecDeque;
 
 /// A request that waits or runs.
@@ -194,6 +194,38 @@ impl Sequence {
         }
         let end = end?;
         Some(Work { start, end, outputs: usize::from(end == self.prompt_len()) })
+    }
+
+    /// Tokens that must not be chosen next.
+    pub(crate) fn banned(&self) -> Vec<u32> {
+        let request = &self.request;
+        let mut banned = request.banned_ids.clone();
+        if request.ignore_eos || self.generated() < request.min_tokens {
+            banned.extend(&request.stop_ids);
+        }
+        banned
+    }
+
+    /// Decode steps before the host has to do something about its next token (force it, hold it to a grammar, ban others,
+    /// look at its logits) or its reply has all its tokens; 0 if it does not decode, or the host is needed now.
+    pub(crate) fn free_steps(&self, limits: &MultiStepLimits, context: usize) -> usize {
+        let request = &self.request;
+        let has_one_row = self.is_decoding()
+            && self.next_work(1).is_some_and(|work| work.rows() == 1 && self.drafts.is_empty());
+        let is_free = matches!(self.structure, Structure::Free)
+            && request.top_logprobs.is_none()
+            && self.banned().is_empty()
+            && limits.can_sample(&request.sampling);
+        if !has_one_row || !is_free {
+            return 0;
+        }
+        let of_reply = request.max_tokens.saturating_sub(self.generated());
+        let of_context = (context + 1).saturating_sub(self.tokens.len());
+        let budget = request.thinking.as_ref().and_then(|thinking| thinking.budget);
+        let of_thinking = self.thinking.zip(budget);
+        let of_thinking =
+            of_thinking.map_or(usize::MAX, |(count, budget)| budget.saturating_sub(count));
+        of_reply.min(of_context).min(of_thinking)
     }
 
     /// Positions of the cuts between what its state covers and `end`. There are none once the prompt is computed.

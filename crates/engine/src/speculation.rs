@@ -63,6 +63,8 @@ pub(crate) struct DepthChooser {
     /// Share of accepted drafts by place.
     accepted: Vec<Average>,
     rounds: u64,
+    /// Which retrial this round is, if it is one.
+    retrial: Option<u64>,
 }
 
 impl DepthChooser {
@@ -73,6 +75,7 @@ impl DepthChooser {
             costs: vec![vec![Average::default(); depth_max + 1]; SEQUENCES_MAX],
             accepted: vec![Average::default(); depth_max],
             rounds: 0,
+            retrial: None,
         }
     }
 
@@ -86,8 +89,8 @@ impl DepthChooser {
         if let Some(untried) = costs.iter().position(|cost| cost.count < TRIALS) {
             return untried;
         }
-        if self.rounds.is_multiple_of(RETRIAL_INTERVAL) {
-            return (self.rounds / RETRIAL_INTERVAL) as usize % costs.len();
+        if let Some(retrial) = self.retrial {
+            return retrial as usize % costs.len();
         }
         let mut best = (0, 0.0);
         let (mut tokens, mut chance) = (1.0, 1.0);
@@ -104,9 +107,12 @@ impl DepthChooser {
         best.0
     }
 
-    /// A round (drafts, if any, and the step that verified them) took so long.
-    pub(crate) fn measured(&mut self, sequences: usize, depth: usize, seconds: f64) {
-        self.rounds += 1;
+    /// So many rounds (drafts, if any, and the step that verified them) were run at once, and each took so long.
+    pub(crate) fn measured(&mut self, sequences: usize, depth: usize, rounds: usize, seconds: f64) {
+        let retrials = self.rounds / RETRIAL_INTERVAL;
+        self.rounds += rounds as u64;
+        let now = self.rounds / RETRIAL_INTERVAL;
+        self.retrial = (now > retrials).then_some(now);
         if let Some(costs) = sequences.min(SEQUENCES_MAX).checked_sub(1).map(|i| &mut self.costs[i])
             && let Some(cost) = costs.get_mut(depth)
         {
@@ -136,7 +142,7 @@ mod tests {
         let mut chooser = DepthChooser::new(Speculation::Adaptive(3));
         for round in 0..1000 {
             let depth = chooser.depth(1);
-            chooser.measured(1, depth, cost_of(depth));
+            chooser.measured(1, depth, 1, cost_of(depth));
             chooser.verified(depth, accepted_of(round, depth));
         }
         chooser.depth(1)
@@ -160,7 +166,7 @@ mod tests {
     fn off_is_off_and_fixed_is_fixed() {
         assert_eq!(DepthChooser::new(Speculation::Off).depth(1), 0);
         let mut fixed = DepthChooser::new(Speculation::Fixed(2));
-        fixed.measured(9, 2, 5.0);
+        fixed.measured(9, 2, 1, 5.0);
         fixed.verified(2, 0);
         assert_eq!((fixed.depth(1), fixed.depth(0)), (2, 0));
     }
@@ -171,7 +177,7 @@ mod tests {
         let mut run = |cost: f64, rounds: usize| {
             for _ in 0..rounds {
                 let depth = chooser.depth(2);
-                chooser.measured(2, depth, if depth == 1 { cost } else { 1.0 });
+                chooser.measured(2, depth, 1, if depth == 1 { cost } else { 1.0 });
                 chooser.verified(depth, depth);
             }
             chooser.depth(2)

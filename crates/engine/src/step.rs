@@ -3,10 +3,10 @@
 use crate::prefix_cache::CacheKey;
 use crate::request::RequestId;
 use crate::structure::Grammar;
-use calla_ops::{Batch, Drafts, Rows, StepError};
+use calla_ops::{Batch, Drafts, MultiStep, Rows, StepError};
 
 /// One step of the device: first the moves of state in order, then what is to be run.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Step {
     /// Moves of state that the run relies on.
     pub state: Vec<StateOp>,
@@ -15,12 +15,14 @@ pub struct Step {
 }
 
 /// What a step runs.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub enum Run {
     /// Nothing: only state is moved.
     Nothing,
     /// Rows of the network.
     Batch(Batch),
+    /// Decode steps whose tokens the device chooses.
+    MultiStep(MultiStep),
     /// Guesses of the multi-token-prediction layer.
     Drafts(Drafts),
 }
@@ -32,6 +34,8 @@ pub enum Outcome {
     Moved,
     /// Logits of the batch's output rows.
     Logits(Rows),
+    /// Tokens that each row of [`Run::MultiStep`] chose, one a step, or fewer where its logits were no numbers.
+    Tokens(Vec<Vec<u32>>),
     /// Guessed tokens of each sequence, at most as many as asked for.
     Drafts(Vec<Vec<u32>>),
 }

@@ -16,7 +16,10 @@ use crate::step_tables::{StepTables, TableBuffer, TableCounts, page_entries};
 use crate::tensor::{Dtype, Place, Range, Tensor};
 use crate::weights::GpuParts;
 use calla_model::{Network, Shape};
-use calla_ops::{Batch, CacheError, CacheSize, Drafts, Rows, Runner, SpanKind, StepError};
+use calla_ops::{
+    Batch, CacheError, CacheSize, Drafts, MultiStep, MultiStepLimits, Rows, Runner, SpanKind,
+    StepError,
+};
 use growing::Growing;
 use plans::{PlanKey, Plans, Work};
 
@@ -296,6 +299,15 @@ impl<D: Device> Runner for GpuRunner<D> {
 
     fn draft(&mut self, drafts: &Drafts) -> Result<Vec<Vec<u32>>, StepError> {
         let result = self.take_failure().and_then(|()| self.guess(drafts));
+        self.named(result)
+    }
+
+    fn multi_step_limits(&self) -> Option<MultiStepLimits> {
+        self.limits_of_steps()
+    }
+
+    fn multi_step(&mut self, steps: &MultiStep) -> Result<Vec<Vec<u32>>, StepError> {
+        let result = self.run_steps(steps);
         self.named(result)
     }
 

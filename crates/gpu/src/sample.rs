@@ -5,7 +5,15 @@ use crate::entries;
 use crate::tensor::{Dtype, Tensor};
 use crate::top_candidates::{CANDIDATES, Candidates};
 use bytemuck::{Pod, Zeroable};
+use calla_ops::MultiStepLimits;
 use calla_ops::sample::Sampling;
+
+/// Steps whose tokens the device keeps until the host fetches them.
+pub(crate) const KEPT_STEPS: u32 = 16;
+
+/// What the device does without the host.
+pub(crate) const MULTI_STEP: MultiStepLimits =
+    MultiStepLimits { steps_max: KEPT_STEPS as usize, top_k_max: CANDIDATES as usize };
 
 /// How the next token of a row is drawn, as the kernels read it (`kernels/sampler.h`).
 #[derive(Clone, Copy, Debug, PartialEq, Pod, Zeroable)]
@@ -27,23 +35,17 @@ impl Sampler {
     /// of 0 or more than 64, a bias, or penalties. (Masks and banned tokens are for the host too.)
     #[must_use]
     pub fn new(sampling: &Sampling, generated: u64) -> Option<Self> {
-        let is_greedy = sampling.temperature == 0.0;
-        let top_k = u32::try_from(sampling.top_k).ok().filter(|k| (1..=CANDIDATES).contains(k));
-        // With these values every penalty is the identity.
-        let is_plain = sampling.logit_bias.is_empty()
-            && sampling.repetition_penalty == 1.0
-            && sampling.presence_penalty == 0.0
-            && sampling.frequency_penalty == 0.0;
+        // Greedy rows may have any `top_k`.
+        let top_k = if sampling.temperature == 0.0 { 1 } else { sampling.top_k as u32 };
         let halves = |value: u64| [value as u32, (value >> 32) as u32];
-        let sampler = |top_k| Self {
+        MULTI_STEP.can_sample(sampling).then(|| Self {
             seed: halves(sampling.seed),
             counter: halves(generated),
             temperature: sampling.temperature,
             top_k,
             top_p: sampling.top_p,
             min_p: sampling.min_p,
-        };
-        top_k.or(is_greedy.then_some(1)).filter(|_| is_plain).map(sampler)
+        })
     }
 }
 

@@ -1,10 +1,11 @@
-//! The engine on the plan and the kernels, from text to text: what is batched, cut, taken up again, saved, cancelled or
-//! drafted gives the replies of a cold run alone, token for token.
+//! The engine on the plan and the kernels, from text to text: what is batched, cut, taken up again, saved, cancelled,
+//! drafted or chosen by the device gives the replies of a cold run alone, token for token.
 
 mod common;
 
 use calla_engine::step::Arithmetic;
-use calla_engine::{CutRule, FinishReason, Output, Request, RequestId, Speculation, Usage};
+use calla_engine::{CutRule, FinishReason, MultiStepConfig, Output, Request, RequestId};
+use calla_engine::{Speculation, Usage};
 use calla_gpu::RunnerSize;
 use calla_ops::{CacheSize, Runner};
 use calla_runtime::{Driver, Limits, Turn, engine_config, store_sizes};
@@ -33,8 +34,13 @@ struct Demo {
 }
 
 impl Demo {
-    /// `None`, with the reason printed, where there is none.
+    /// Decodes step by step. `None`, with the reason printed, where there is no device.
     fn load(depth: usize, disk: Option<&Path>) -> Option<Self> {
+        Self::with_steps(depth, disk, None)
+    }
+
+    /// Runs as many steps as follow one another without the host in `seconds_max`.
+    fn with_steps(depth: usize, disk: Option<&Path>, seconds_max: Option<f64>) -> Option<Self> {
         let dir = places::demo();
         let tokenizer = Tokenizer::load(&dir).expect("a tokenizer");
         let checkpoint = Checkpoint::open(&dir).expect("a checkpoint");
@@ -61,6 +67,8 @@ impl Demo {
         assert_eq!(config.arithmetic, Arithmetic::Split);
         config.slice_rows = SLICE_ROWS;
         config.file_tokens_min = Some(16);
+        let usual = config.multi_step.expect("the runner chooses tokens");
+        config.multi_step = seconds_max.map(|seconds_max| MultiStepConfig { seconds_max, ..usual });
         let store = disk.map(|dir| {
             let limits = calla_store::Limits { bytes: 1 << 30, age: Duration::from_secs(3600) };
             let (version, sizes) = (runner.arithmetic(), store_sizes(&runner));
@@ -113,6 +121,12 @@ impl Demo {
                     Output::Failed { failure, .. } => panic!("{failure}"),
                 }
             }
+            for id in &in_this_step {
+                let count = in_this_step.iter().filter(|&other| other == id).count();
+                let reply = replies.get_mut(id).expect("it has a token");
+                reply.tokens_together = reply.tokens_together.max(count);
+            }
+            in_this_step.sort_unstable();
             in_this_step.dedup();
             for id in &in_this_step {
                 let reply = replies.get_mut(id).expect("it has a token");
@@ -149,6 +163,8 @@ struct Reply {
     slices: usize,
     /// Steps that gave this reply a token and another one too.
     steps_shared: usize,
+    /// Most tokens that came together.
+    tokens_together: usize,
 }
 
 fn user(text: &str) -> Message {
@@ -271,4 +287,28 @@ fn drafts_change_no_reply() {
     let counts = drafting.driver.view().counts();
     println!("{} of {} drafts were kept", counts.accepted_tokens, counts.drafted_tokens);
     assert!(counts.accepted_tokens >= 3, "{counts:?}");
+}
+
+#[test]
+fn tokens_that_the_device_chooses_are_those_of_the_host() {
+    let Some(mut plain) = Demo::load(0, None) else { return };
+    let mut requests = requests(&plain);
+    // Without it a draw is the host's.
+    requests[1].sampling.top_k = 40;
+    let expected: Vec<Reply> = requests.iter().map(|request| plain.cold(request)).collect();
+    assert!(expected.iter().all(|reply| reply.tokens_together == 1), "{expected:?}");
+    let stops = expected.iter().filter(|reply| reply.reason == Some(FinishReason::Stop)).count();
+    assert!(stops >= 2, "{expected:?}");
+
+    let mut demo = Demo::with_steps(0, None, Some(f64::INFINITY)).expect("as before");
+    let mut replies: Vec<Reply> = requests.iter().map(|request| demo.cold(request)).collect();
+    let most = replies.iter().map(|reply| reply.tokens_together).max();
+    // A first token, two steps that are measured, and the rest at once.
+    assert!(most >= Some(5), "{replies:?}");
+    demo.driver.engine().forget();
+    replies.extend(demo.run(&requests, None));
+    for (i, (reply, expected)) in replies.iter().zip(expected.iter().cycle()).enumerate() {
+        assert_eq!((&reply.ids, reply.reason), (&expected.ids, expected.reason), "reply {i}");
+        assert_eq!(reply.usage.completion_tokens, expected.ids.len());
+    }
 }

@@ -5,6 +5,7 @@ use crate::cache::{CacheError, CacheSize, Entries, HostCache};
 use crate::draft::{Drafts, draft};
 use crate::forward::{forward, residual_stream};
 use crate::mtp::mtp_append;
+use crate::multi_step::{MultiStep, MultiStepLimits};
 use crate::ops::Ops;
 use crate::tensor::Rows;
 use calla_model::{LayerKind, Network, Shape};
@@ -58,6 +59,23 @@ pub trait Runner: Send {
     fn draft(&mut self, drafts: &Drafts) -> Result<Vec<Vec<u32>>, StepError> {
         let _ = drafts;
         Err(StepError { device: "this", reason: "it has no draft layer".to_owned() })
+    }
+
+    /// What [`Runner::multi_step`] can do; `None`, the default: nothing.
+    fn multi_step_limits(&self) -> Option<MultiStepLimits> {
+        None
+    }
+
+    /// Runs decode steps one after the other: for each row of the batch the tokens that it chose, one a step, or fewer where
+    /// a step's logits were no numbers. Each sequence's state then covers the batch's token and the chosen ones but the
+    /// last, as if [`Runner::step`] had been given them one by one; where there were fewer, it is worth nothing.
+    ///
+    /// # Errors
+    /// If the device failed, or cannot run such steps; the state of the batch's sequences is then lost.
+    fn multi_step(&mut self, steps: &MultiStep) -> Result<Vec<Vec<u32>>, StepError> {
+        let _ = steps;
+        let reason = "it cannot choose tokens".to_owned();
+        Err(StepError { device: "this", reason })
     }
 
     /// Bytes of a slot's state.

@@ -78,6 +78,7 @@ impl Device {
         match &step.run {
             Run::Nothing => Ok(Outcome::Moved),
             Run::Batch(batch) => Ok(Outcome::Logits(self.runner.step(batch)?)),
+            Run::MultiStep(steps) => Ok(Outcome::Tokens(self.runner.multi_step(steps)?)),
             Run::Drafts(drafts) => Ok(Outcome::Drafts(self.runner.draft(drafts)?)),
         }
     }

@@ -2,7 +2,7 @@
 
 use calla_engine::engine::EngineConfig;
 use calla_engine::step::Arithmetic;
-use calla_engine::{CutRule, Speculation};
+use calla_engine::{CutRule, MultiStepConfig, Speculation};
 use calla_model::shape::PAGE_TOKENS;
 use calla_ops::Runner;
 use calla_store::Sizes;
@@ -55,8 +55,18 @@ pub fn engine_config(runner: &dyn Runner, rule: CutRule, limits: Limits) -> Engi
         remembered_tokens_max: REMEMBERED_TOKENS_MAX,
         speculation: limits.speculation,
         checkpoint_slots: (limits.speculation.depth_max() * limits.running_max).min(spare),
+        multi_step: multi_step(runner, limits.fast_cache),
         file_tokens_min: Some(FILE_TOKENS_MIN),
     }
+}
+
+/// Steps without the host, where the device can. A reply that ends before the last of them leaves no state behind, which is
+/// only what a device does anyway whose decoding rounds otherwise than prefill; who asks for such states to be kept wants
+/// them more.
+fn multi_step(runner: &dyn Runner, fast_cache: bool) -> Option<MultiStepConfig> {
+    let is_kept = runner.decodes_as_it_prefills() || fast_cache;
+    let limits = runner.multi_step_limits().filter(|_| !is_kept)?;
+    Some(MultiStepConfig { limits, seconds_max: MultiStepConfig::SECONDS_MAX })
 }
 
 /// Sizes of the state that a disk cache keeps of a device.

@@ -15,21 +15,7 @@ impl Engine {
     pub fn next_step(&mut self) -> Option<Step> {
         assert!(self.in_flight.is_none(), "one step at a time");
         self.admit();
-        let drafts = self.compose_drafts();
-        let (run, in_flight) = if drafts.is_empty() {
-            let work = self.compose();
-            if work.is_empty() {
-                (Run::Nothing, InFlight::Moves)
-            } else {
-                let work = self.with_checkpoints(work);
-                (Run::Batch(self.batch(&work)), InFlight::Batch(work))
-            }
-        } else {
-            let (ids, drafts) = drafts.into_iter().unzip();
-            let drafts = Drafts::new(drafts, self.config.vocab_size, self.config.cache)
-                .expect("the engine keeps what drafts prove");
-            (Run::Drafts(drafts), InFlight::Drafts(ids))
-        };
+        let (run, in_flight) = self.compose_run();
         let state = std::mem::take(&mut self.state_ops);
         if state.is_empty() && run == Run::Nothing {
             return None;
@@ -38,11 +24,35 @@ impl Engine {
         Some(Step { state, run })
     }
 
-    /// Drafts for every decoding sequence that has not been drafted for since its last token.
-    fn compose_drafts(&mut self) -> Vec<(RequestId, Draft)> {
+    fn compose_run(&mut self) -> (Run, InFlight) {
+        let drafts = self.compose_drafts();
+        if !drafts.is_empty() {
+            let (ids, drafts) = drafts.into_iter().unzip();
+            let drafts = Drafts::new(drafts, self.config.vocab_size, self.config.cache)
+                .expect("the engine keeps what drafts prove");
+            return (Run::Drafts(drafts), InFlight::Drafts(ids));
+        }
+        if let Some(steps) = self.compose_multi_step() {
+            return steps;
+        }
+        let work = self.compose();
+        if work.is_empty() {
+            return (Run::Nothing, InFlight::Moves);
+        }
+        let work = self.with_checkpoints(work);
+        (Run::Batch(self.batch(&work, 0)), InFlight::Batch(work))
+    }
+
+    /// Tokens to draft for each decoding sequence.
+    pub(super) fn draft_depth(&self) -> usize {
         let decoding = self.running.iter().filter(|s| s.is_decoding()).count();
         let depth = self.depth_chooser.depth(decoding);
-        let depth = depth.min(self.checkpoints.len().checked_div(decoding).unwrap_or(0));
+        depth.min(self.checkpoints.len().checked_div(decoding).unwrap_or(0))
+    }
+
+    /// Drafts for every decoding sequence that has not been drafted for since its last token.
+    fn compose_drafts(&mut self) -> Vec<(RequestId, Draft)> {
+        let depth = self.draft_depth();
         let mut drafts = vec![];
         for i in 0..self.running.len() {
             let sequence = &self.running[i];
@@ -122,11 +132,12 @@ impl Engine {
         all
     }
 
-    fn batch(&mut self, work: &[(RequestId, Work, Vec<usize>)]) -> Batch {
+    /// The rows of `work`, and pages for `ahead` tokens behind each sequence's.
+    pub(super) fn batch(&mut self, work: &[(RequestId, Work, Vec<usize>)], ahead: usize) -> Batch {
         let (mut tokens, mut spans, mut outputs) = (Vec::new(), Vec::new(), Vec::new());
         for (id, work, checkpoints) in work {
             let i = self.index_of(*id);
-            self.extend_pages(i, work.end);
+            self.extend_pages(i, work.end + ahead);
             let sequence = &self.running[i];
             let state = sequence.here().expect("only sequences here have work");
             let start = tokens.len();
@@ -142,7 +153,7 @@ impl Engine {
                 slot: state.slot,
                 checkpoints: checkpoints.clone(),
                 cuts: sequence.cuts_before(work.end).collect(),
-                pages: state.pages[..work.end.div_ceil(PAGE_TOKENS)].to_vec(),
+                pages: state.pages[..(work.end + ahead).div_ceil(PAGE_TOKENS)].to_vec(),
             });
         }
         Batch::new(tokens, spans, outputs, self.config.vocab_size, self.config.cache)

@@ -34,6 +34,9 @@ impl Engine {
             (InFlight::Batch(work), Outcome::Logits(logits)) => {
                 self.take_logits(work, &logits, seconds);
             }
+            (InFlight::MultiStep { ids, steps }, Outcome::Tokens(tokens)) => {
+                self.take_tokens(ids, steps, tokens, seconds);
+            }
             (InFlight::Drafts(ids), Outcome::Drafts(drafts)) => {
                 assert_eq!(ids.len(), drafts.len(), "drafts of each sequence");
                 self.draft_seconds = seconds;
@@ -55,7 +58,7 @@ impl Engine {
                     id
                 })
                 .collect(),
-            InFlight::Drafts(ids) => ids,
+            InFlight::MultiStep { ids, .. } | InFlight::Drafts(ids) => ids,
         };
         if matches!(failure, StepFailure::State(_)) {
             // Whose state was to be moved, nobody knows any more.
@@ -97,7 +100,10 @@ impl Engine {
         // A step with a slice of a prompt says nothing about the cost of decoding.
         if depths.len() == work.len() {
             let depth = depths.iter().copied().max().unwrap_or(0);
-            self.depth_chooser.measured(depths.len(), depth, seconds + self.draft_seconds);
+            self.depth_chooser.measured(depths.len(), depth, 1, seconds + self.draft_seconds);
+            if depth == 0 {
+                self.multi_step_sizer.measured(depths.len(), seconds);
+            }
         }
         self.draft_seconds = 0.0;
         let prefill = work.iter().filter(|(id, ..)| self.running[self.index_of(*id)].in_prefill());
@@ -191,11 +197,7 @@ impl Engine {
             Structure::Ready { mask: Some(Ok(mask)), .. } if is_structured => Some(mask),
             _ => None,
         };
-        let no_stop = request.ignore_eos || sequence.generated() < request.min_tokens;
-        let mut banned = request.banned_ids.clone();
-        if no_stop {
-            banned.extend(&request.stop_ids);
-        }
+        let banned = sequence.banned();
         let allowed = Allowed { mask, banned: &banned };
         let (used, sampling) = (request.vocab_used, &request.sampling);
         let token = match choose(logits, used, sampling, &sequence.history, allowed) {
@@ -244,7 +246,7 @@ impl Engine {
     }
 
     /// Adds a token to the reply and tells of it.
-    fn emit(
+    pub(super) fn emit(
         &mut self,
         i: usize,
         token: u32,

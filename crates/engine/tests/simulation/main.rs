@@ -8,6 +8,7 @@
 mod agent_loop;
 mod cold;
 mod files;
+mod multi_step;
 mod pace;
 mod random;
 mod requests;

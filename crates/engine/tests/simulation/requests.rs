@@ -6,8 +6,8 @@ use calla_engine::structure::{Grammar, MatchError, Matcher};
 use calla_engine::{CacheKey, Request, Sampling, Thinking};
 use calla_ops::TokenMask;
 
-/// A request for a prompt.
-pub(crate) fn request(random: &mut Random, prompt: Vec<u32>) -> Request {
+/// A request for a prompt. `free_of_eight` of eight are held to nothing but their ends.
+pub(crate) fn request(random: &mut Random, prompt: Vec<u32>, free_of_eight: usize) -> Request {
     let thinking = random.one_in(4).then(|| Thinking {
         end_id: THINK_END,
         budget: random.one_in(2).then(|| random.below(10)),
@@ -15,14 +15,22 @@ pub(crate) fn request(random: &mut Random, prompt: Vec<u32>) -> Request {
         separator: vec![42; random.below(3)],
     });
     let max_tokens = random.below(40);
+    if random.below(8) < free_of_eight {
+        return Request {
+            key: CacheKey { owner: "o".into(), name: random.below(2).to_string() },
+            sampling: sampling(random),
+            stop_ids: if random.one_in(2) { vec![STOP] } else { vec![STOP, 13, 14, 15] },
+            vocab_used: VOCAB - 3 - random.below(8) / 7,
+            thinking,
+            ..Request::new(prompt, max_tokens)
+        };
+    }
     Request {
         key: CacheKey { owner: "o".into(), name: random.below(2).to_string() },
         sampling: Sampling {
-            temperature: if random.one_in(2) { 0.0 } else { 1.0 },
             presence_penalty: if random.one_in(4) { 0.5 } else { 0.0 },
             logit_bias: (0..random.below(3) as u32).map(|t| (5 + t, 3.0)).collect(),
-            seed: random.below(1000) as u64,
-            ..Sampling::greedy()
+            ..sampling(random)
         },
         min_tokens: if random.one_in(4) { random.below(20) } else { 0 },
         stop_ids: vec![STOP],
@@ -33,6 +41,17 @@ pub(crate) fn request(random: &mut Random, prompt: Vec<u32>) -> Request {
         thinking,
         grammar: random.one_in(4).then(|| Grammar::Regex(random.below(8).to_string())),
         ..Request::new(prompt, max_tokens)
+    }
+}
+
+/// Greedy or drawn, without anything that adjusts logits.
+fn sampling(random: &mut Random) -> Sampling {
+    Sampling {
+        temperature: if random.one_in(2) { 0.0 } else { 1.0 },
+        top_k: [0, 1, 5, 20, 20, 20, 30][random.below(7)],
+        top_p: if random.one_in(2) { 1.0 } else { 0.9 },
+        seed: random.below(1000) as u64,
+        ..Sampling::greedy()
     }
 }
 

@@ -7,8 +7,9 @@
 use calla_engine::step::{Arithmetic, Outcome, Run, StateOp, Step, StepFailure, Ticket};
 use calla_engine::{CutRule, EngineConfig, Speculation};
 use calla_model::shape::PAGE_TOKENS;
-use calla_ops::sample::argmax;
-use calla_ops::{Batch, CacheSize, Draft, Rows, Span, SpanKind, StepError};
+use calla_ops::sample::{Allowed, History, argmax, choose};
+use calla_ops::{Batch, CacheSize, Draft, MultiStep, MultiStepLimits, Rows, Span, SpanKind};
+use calla_ops::{RowSampler, StepError};
 use std::collections::HashMap;
 
 pub(crate) const VOCAB: usize = 48;
@@ -18,6 +19,8 @@ pub(crate) const MARKERS: [u32; 2] = [0, 1];
 pub(crate) const STOP: u32 = 2;
 /// A token that some requests ban.
 pub(crate) const BANNED: u32 = 11;
+/// What the toy can do without the host.
+pub(crate) const LIMITS: MultiStepLimits = MultiStepLimits { steps_max: 16, top_k_max: 20 };
 /// Token 3 ends thinking.
 pub(crate) const THINK_END: u32 = 3;
 
@@ -43,11 +46,13 @@ pub(crate) fn one_at_a_time(
         remembered_tokens_max: 0,
         speculation: Speculation::Off,
         checkpoint_slots: 0,
+        multi_step: None,
         file_tokens_min: None,
     }
 }
 
 pub(crate) struct Toy {
+    size: CacheSize,
     arithmetic: Arithmetic,
     /// Per slot: the state, as of all tokens seen.
     slots: Vec<u64>,
@@ -74,6 +79,8 @@ pub(crate) enum Fault {
     Run,
     /// Moving state fails.
     State,
+    /// One row's logits are no numbers, from some step on.
+    Noise,
 }
 
 impl Toy {
@@ -81,7 +88,7 @@ impl Toy {
         // Poison, so that reading what was never written shows.
         let kv = (0..size.pages * PAGE_TOKENS).map(|i| mix(0xdead, i as u64)).collect();
         let slots = vec![0xbad; size.slots];
-        Self { arithmetic, slots, kv, loaded: HashMap::new(), read_out: vec![] }
+        Self { size, arithmetic, slots, kv, loaded: HashMap::new(), read_out: vec![] }
     }
 
     pub(crate) fn run(&mut self, step: &Step, fault: Fault) -> Result<Outcome, StepFailure> {
@@ -98,7 +105,14 @@ impl Toy {
         match &step.run {
             Run::Nothing => Ok(Outcome::Moved),
             _ if fault == Fault::Run => Err(StepFailure::Run(error())),
-            Run::Batch(batch) => Ok(Outcome::Logits(self.forward(batch))),
+            Run::Batch(batch) => {
+                let mut logits = self.forward(batch);
+                if fault == Fault::Noise && logits.rows() > 0 {
+                    logits.row_mut(0)[5] = f32::NAN;
+                }
+                Ok(Outcome::Logits(logits))
+            }
+            Run::MultiStep(steps) => Ok(Outcome::Tokens(self.multi_step(steps, fault))),
             Run::Drafts(drafts) => Ok(Outcome::Drafts(
                 drafts.as_slice().iter().map(|draft| self.draft(draft)).collect(),
             )),
@@ -136,6 +150,31 @@ impl Toy {
         }
         let logits = batch.outputs().iter().flat_map(|&row| logits(results[row]));
         Rows::from_vec(VOCAB, logits.collect())
+    }
+
+    /// Steps one after the other, as the host would ask for them; of a row of noise its first tokens.
+    fn multi_step(&mut self, run: &MultiStep, fault: Fault) -> Vec<Vec<u32>> {
+        let MultiStep { batch, samplers, vocab_used, steps } = run;
+        assert!((2..=LIMITS.steps_max).contains(steps) && samplers.len() == batch.rows());
+        assert!(batch.outputs().iter().copied().eq(0..batch.rows()), "all rows are outputs");
+        assert!(samplers.iter().all(|row| LIMITS.can_sample(&row.sampling)));
+        let mut tokens = vec![vec![]; samplers.len()];
+        let mut next = batch.clone();
+        for step in 0..*steps {
+            let results = self.forward(&next);
+            for (row, (sampler, tokens)) in samplers.iter().zip(&mut tokens).enumerate() {
+                tokens.push(chosen(results.row(row), *vocab_used, sampler, step));
+            }
+            if step + 1 < *steps {
+                next = after(&next, tokens.iter().filter_map(|of_row| of_row.last()), self.size);
+            }
+        }
+        if fault == Fault::Noise {
+            tokens[0].truncate(steps / 2);
+            let slot = &mut self.slots[batch.spans()[0].slot];
+            *slot = mix(*slot, 1);
+        }
+        tokens
     }
 
     fn span(&mut self, span: &Span, tokens: &[u32], results: &mut [u64]) {
@@ -193,6 +232,24 @@ impl Toy {
         }
         guesses
     }
+}
+
+/// The token of a row in step `step`.
+fn chosen(logits: &[f32], vocab_used: usize, sampler: &RowSampler, step: usize) -> u32 {
+    let mut history = History::default();
+    (0..sampler.generated + step as u64).for_each(|_| history.push(0));
+    choose(logits, vocab_used, &sampler.sampling, &history, Allowed::all()).expect("numbers")
+}
+
+/// The decode step that feeds `tokens` after `batch`.
+fn after<'a>(batch: &Batch, tokens: impl Iterator<Item = &'a u32>, size: CacheSize) -> Batch {
+    let spans = batch.spans().iter().map(|span| {
+        assert!(span.kind == SpanKind::Decode && span.rows.len() == 1, "decodes of one row");
+        Span { position: span.position + 1, ..span.clone() }
+    });
+    let outputs = batch.outputs().to_vec();
+    Batch::new(tokens.copied().collect(), spans.collect(), outputs, VOCAB, size)
+        .expect("pages of all steps are there from the start")
 }
 
 fn logits(result: u64) -> impl Iterator<Item = f32> {

@@ -4,11 +4,12 @@ use crate::cold::{Cold, cold_run};
 use crate::files::Files;
 use crate::random::Random;
 use crate::requests::{compile, request};
-use crate::toy::{Fault, MARKERS, Toy, VOCAB};
-use calla_engine::step::{Arithmetic, Effect, StepFailure};
-use calla_engine::{CutRule, Engine, EngineConfig, Failure, FinishReason, Grammar, Output};
+use crate::toy::{Fault, LIMITS, MARKERS, Toy, VOCAB};
+use calla_engine::step::{Arithmetic, Effect, Run, Step, StepFailure};
+use calla_engine::{CutRule, Engine, EngineConfig, Failure, FinishReason, Grammar};
+use calla_engine::{MultiStepConfig, Output};
 use calla_engine::{Request, RequestId, Speculation, SubmitError, TokenLogprobs, Usage};
-use calla_ops::CacheSize;
+use calla_ops::{CacheSize, MultiStepLimits, SpanKind};
 use std::collections::HashMap;
 
 pub(crate) struct World {
@@ -22,6 +23,10 @@ pub(crate) struct World {
     /// Conversations that later requests extend, edit and branch from.
     histories: Vec<Vec<u32>>,
     live: HashMap<RequestId, Live>,
+    /// Requests of eight that are held to nothing.
+    free_of_eight: usize,
+    /// Steps of the multi-step decode that was just run.
+    multi_step: Option<usize>,
     tallies: Tallies,
 }
 
@@ -53,6 +58,12 @@ macro_rules! tallies {
 
 tallies!(
     steps,
+    multi_steps,
+    multi_step_tokens,
+    multi_steps_while_others_wait,
+    stopped_inside,
+    cancelled_inside,
+    failed_inside,
     resized,
     finished,
     reused_tokens,
@@ -93,14 +104,23 @@ fn config(random: &mut Random) -> EngineConfig {
         speculation: [Speculation::Off, Speculation::Fixed(2), Speculation::Adaptive(3)]
             [random.below(3)],
         checkpoint_slots,
+        multi_step: multi_step(random),
         file_tokens_min: [None, Some(1), Some(64)][random.below(3)],
     }
+}
+
+/// Steps without the host in two worlds of three.
+fn multi_step(random: &mut Random) -> Option<MultiStepConfig> {
+    let limits = MultiStepLimits { steps_max: 2 + random.below(15), ..LIMITS };
+    let seconds_max = [0.05, f64::INFINITY][random.below(2)];
+    (random.below(3) > 0).then_some(MultiStepConfig { limits, seconds_max })
 }
 
 impl World {
     pub(crate) fn new(seed: u64) -> Self {
         let mut random = Random { seed, count: 0 };
         let config = config(&mut random);
+        let free_of_eight = [2, 4, 8][random.below(3)];
         Self {
             toy: Toy::new(config.cache, config.arithmetic),
             engine: Engine::new(config.clone()),
@@ -110,6 +130,8 @@ impl World {
             config,
             histories: vec![],
             live: HashMap::new(),
+            free_of_eight,
+            multi_step: None,
             tallies: Tallies::default(),
         }
     }
@@ -203,7 +225,7 @@ impl World {
                 prompt.push(3 + self.random.below(VOCAB - 3) as u32);
             }
         }
-        let request = request(&mut self.random, prompt);
+        let request = request(&mut self.random, prompt, self.free_of_eight);
         match self.engine.submit(request.clone()) {
             Ok(id) => {
                 let (reply, logprobs) = (vec![], vec![]);
@@ -233,17 +255,23 @@ impl World {
     }
 
     fn step(&mut self) -> bool {
+        self.multi_step = None;
         let Some(step) = self.engine.next_step() else { return false };
         self.tallies.steps += 1;
+        self.tally_multi_step(&step);
         let fault = match self.random.below(600) {
             0..4 => Fault::Run,
             4 => Fault::State,
+            5..8 => Fault::Noise,
+            // Rarer than others, so that theirs show.
+            8..30 if self.multi_step.is_some() => [Fault::Run, Fault::Noise][self.random.below(2)],
             _ => Fault::None,
         };
         let jobs = if self.random.one_in(2) { self.engine.mask_jobs() } else { vec![] };
         // The world does not wait while the step is on the device.
-        if self.random.one_in(30) {
+        if self.random.one_in(if self.multi_step.is_some() { 8 } else { 30 }) {
             self.cancel();
+            self.tallies.cancelled_inside += u64::from(self.multi_step.is_some());
         }
         if self.random.one_in(4) {
             self.around();
@@ -264,11 +292,34 @@ impl World {
         self.engine.return_masks(jobs.into_iter().map(run).collect());
         let occupancy = self.engine.occupancy();
         assert!(occupancy.slots_used <= occupancy.slots);
-        let seconds = 0.1 + self.random.below(100) as f64 / 100.0;
+        let seconds = self.seconds(&step);
         let slice_rows = self.engine.slice_rows();
         self.engine.complete(result, seconds);
         self.tallies.resized += u64::from(self.engine.slice_rows() != slice_rows);
         true
+    }
+
+    fn tally_multi_step(&mut self, step: &Step) {
+        let Run::MultiStep(run) = &step.run else { return };
+        self.multi_step = Some(run.steps);
+        let limits = self.config.multi_step.expect("it is on").limits;
+        assert!((2..=limits.steps_max).contains(&run.steps), "{} steps", run.steps);
+        assert_eq!(run.batch.rows(), self.engine.running(), "all that run decode");
+        self.tallies.multi_steps += 1;
+        self.tallies.multi_step_tokens += (run.steps * run.batch.rows()) as u64;
+        self.tallies.multi_steps_while_others_wait += u64::from(self.engine.waiting() > 0);
+    }
+
+    /// What a step takes: much with rows of a prompt, little without.
+    fn seconds(&mut self, step: &Step) -> f64 {
+        let noise = self.random.below(100) as f64 / 100.0;
+        match &step.run {
+            Run::MultiStep(run) => 0.02 * (0.1 + noise) * run.steps as f64,
+            Run::Batch(batch) if batch.spans().iter().all(|s| s.kind == SpanKind::Decode) => {
+                0.02 * (0.1 + noise)
+            }
+            _ => 0.1 + noise,
+        }
     }
 
     /// Effects are taken, and some of them done.
@@ -297,6 +348,7 @@ impl World {
     }
 
     fn drain(&mut self) {
+        let mut tokens: HashMap<RequestId, usize> = HashMap::new();
         while let Some(output) = self.engine.poll() {
             match output {
                 Output::Prefill { id, done, total } => {
@@ -306,9 +358,17 @@ impl World {
                     let live = self.live.get_mut(&id).expect("a live request");
                     assert!(!live.request.banned_ids.contains(&token), "{token} is banned");
                     live.reply.push(token);
+                    *tokens.entry(id).or_default() += 1;
                     live.logprobs.push(logprobs);
                 }
-                Output::Finished { id, reason, usage } => self.finished(id, reason, usage),
+                Output::Finished { id, reason, usage } => {
+                    // The stop token comes with a step too.
+                    let steps = 1 + tokens.get(&id).copied().unwrap_or(0);
+                    let is_inside = self.multi_step.is_some_and(|all| steps < all);
+                    let is_stop = reason == FinishReason::Stop;
+                    self.tallies.stopped_inside += u64::from(is_inside && is_stop);
+                    self.finished(id, reason, usage);
+                }
                 Output::Failed { id, failure } => self.failed(id, &failure),
             }
         }
@@ -316,17 +376,21 @@ impl World {
 
     fn failed(&mut self, id: RequestId, failure: &Failure) {
         let live = self.live.remove(&id).expect("a live request");
-        if matches!(failure, Failure::Device(_)) {
-            self.tallies.device_failures += 1;
+        let is_of_device = matches!(failure, Failure::Device(_));
+        self.tallies.device_failures += u64::from(is_of_device);
+        self.tallies.failed_inside += u64::from(is_of_device && self.multi_step.is_some());
+        self.tallies.grammar_errors += u64::from(!is_of_device);
+        // A failure does not say whether a provisional state had a part in it.
+        let may_differ = self.config.fast_cache && self.config.arithmetic == Arithmetic::Split;
+        if may_differ && !matches!(failure, Failure::Grammar(_)) {
+            return;
+        }
+        let Cold { reply, end, .. } = cold_run(&live.request, self.config.arithmetic);
+        if is_of_device {
+            assert!(reply.starts_with(&live.reply), "{:?} {reply:?}", live.reply);
         } else {
-            self.tallies.grammar_errors += 1;
-            // A failure does not say whether a provisional state had a part in it.
-            let may_differ = self.config.fast_cache && self.config.arithmetic == Arithmetic::Split;
-            if matches!(failure, Failure::Grammar(_)) || !may_differ {
-                let Cold { reply, end, .. } = cold_run(&live.request, self.config.arithmetic);
-                assert_eq!(end.as_ref(), Err(failure));
-                assert!(matches!(failure, Failure::Grammar(_)) || live.reply == reply);
-            }
+            assert_eq!(end.as_ref(), Err(failure));
+            assert!(matches!(failure, Failure::Grammar(_)) || live.reply == reply);
         }
     }
 

@@ -6,12 +6,12 @@ use crate::advance::Kept;
 use crate::cache::StateError;
 use crate::device::{Device, DeviceError};
 use crate::recorder::Feedback;
-use crate::sample::Sampler;
+use crate::sample::{KEPT_STEPS, MULTI_STEP, Sampler};
 use crate::shape_constants::width;
 use crate::tensor::{BufferId, Dtype, Place, Range, Tensor};
-use crate::top_candidates::NO_TOKEN;
+use crate::top_candidates::{NO_TOKEN, VOCAB_MAX};
 use calla_model::shape::PAGE_TOKENS;
-use calla_ops::{Batch, Span, SpanKind, StepError};
+use calla_ops::{Batch, MultiStep, MultiStepLimits, Span, SpanKind, StepError};
 
 /// How [`GpuRunner::generate`] chooses tokens.
 #[derive(Clone, Copy, Debug)]
@@ -22,9 +22,6 @@ pub enum Choice<'a> {
     /// As the sampler of each row says.
     Drawn(&'a [Sampler]),
 }
-
-/// Steps whose tokens the device keeps until the host fetches them.
-const KEPT_STEPS: u32 = 16;
 
 /// What steps hand on beside their tables.
 #[derive(Clone, Copy, Debug)]
@@ -60,6 +57,23 @@ pub(super) fn feedback(buffer: BufferId, rows: u32, vocab_used: u32, drawn: bool
 }
 
 impl<D: Device> GpuRunner<D> {
+    /// See [`calla_ops::Runner::multi_step_limits`].
+    pub(super) fn limits_of_steps(&self) -> Option<MultiStepLimits> {
+        (width(self.shape.vocab_size) <= VOCAB_MAX).then_some(MULTI_STEP)
+    }
+
+    /// See [`calla_ops::Runner::multi_step`]. Greedy rows take samplers too, which notice logits that are no numbers.
+    pub(super) fn run_steps(&mut self, steps: &MultiStep) -> Result<Vec<Vec<u32>>, StateError> {
+        self.take_failure()?;
+        let MultiStep { batch, samplers, vocab_used, steps } = steps;
+        let samplers = samplers.iter().map(|row| Sampler::new(&row.sampling, row.generated));
+        let samplers: Option<Vec<Sampler>> = samplers.collect();
+        let samplers = samplers.ok_or_else(|| {
+            refused("a row has a bias, penalties or a top_k that is for the host".to_owned())
+        })?;
+        self.generate_steps(batch, Choice::Drawn(&samplers), *vocab_used, *steps)
+    }
+
     /// Runs `steps` decode steps one after the other, each on the tokens that the one before chose: for each row of
     /// `batch` its chosen tokens, `steps` of them, or fewer where a row's logits were no numbers ([`Choice::Drawn`]).
     ///

@@ -26,7 +26,8 @@ impl History {
     }
 
     /// Tokens generated so far.
-    pub(super) fn generated(&self) -> u64 {
+    #[must_use]
+    pub fn generated(&self) -> u64 {
         self.generated
     }
 }
@@ -47,11 +48,7 @@ pub(super) fn adjusted<'a>(
             *logit = finite(*logit + bias);
         }
     }
-    // With these values every penalty is the identity, bit for bit.
-    let is_penalized = sampling.repetition_penalty != 1.0
-        || sampling.presence_penalty != 0.0
-        || sampling.frequency_penalty != 0.0;
-    if is_penalized && !history.counts.is_empty() {
+    if sampling.penalizes() && !history.counts.is_empty() {
         penalize(logits.to_mut(), sampling, history);
     }
     // Excluded last, so that no bias can bring a token back; the others do not depend on the order.

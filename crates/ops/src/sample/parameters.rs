@@ -49,6 +49,19 @@ impl Sampling {
         }
     }
 
+    /// Whether logits are not drawn from as they are: there is a bias, or a penalty that is not the identity bit for bit.
+    #[must_use]
+    pub fn adjusts_logits(&self) -> bool {
+        !self.logit_bias.is_empty() || self.penalizes()
+    }
+
+    /// Whether a penalty is not the identity bit for bit.
+    pub(super) fn penalizes(&self) -> bool {
+        self.repetition_penalty != 1.0
+            || self.presence_penalty != 0.0
+            || self.frequency_penalty != 0.0
+    }
+
     /// Checks every value against its range. Whether the tokens of `logit_bias` exist is for
     /// [`Sampling::validate_tokens`].
     ///
