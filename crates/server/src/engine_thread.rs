@@ -5,12 +5,13 @@
 //! loads it again.
 
 use crate::engine_status::{Phase, SharedStatus};
+use crate::token_times::TokenTimes;
 use calla_engine::engine::Counts;
 use calla_engine::{Failure, FinishReason, Output, Request, RequestId, SubmitError, Usage};
 use calla_ops::sample::TokenLogprobs;
 use calla_runtime::{Driver, Notify, Turn};
 use std::any::Any;
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
@@ -372,7 +373,10 @@ impl EngineThread {
         let Some(driver) = &mut self.driver else { return };
         let end = Instant::now();
         let mut fault = None;
-        while let Some(output) = driver.engine().poll() {
+        let mut outputs: VecDeque<Output> = std::iter::from_fn(|| driver.engine().poll()).collect();
+        let mut times = TokenTimes::new(&outputs, start, end);
+        // What is cancelled here has its end told too.
+        while let Some(output) = outputs.pop_front().or_else(|| driver.engine().poll()) {
             let (id, what, is_last) = match output {
                 Output::Prefill { id, done, total } => (id, What::Prefill { done, total }, false),
                 Output::Token { id, token, logprobs } => (id, What::Token(token, logprobs), false),
@@ -397,7 +401,11 @@ impl EngineThread {
             };
             let Some(heard) = self.requests.get_mut(&id) else { continue };
             // A request gets its place before the step that a turn runs.
-            let at = if heard.is_placed { end } else { start };
+            let at = match what {
+                _ if !heard.is_placed => start,
+                What::Token(..) => times.next(id),
+                _ => end,
+            };
             heard.is_placed = true;
             let is_heard = heard.updates.send(Update { choice: heard.choice, at, what }).is_ok();
             if is_last {

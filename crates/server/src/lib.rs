@@ -19,6 +19,7 @@ mod openai;
 mod page;
 mod responses;
 mod server;
+mod token_times;
 mod tokens;
 
 pub use dialect::Dialect;

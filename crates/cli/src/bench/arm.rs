@@ -108,7 +108,10 @@ fn measure(mut args: ModelArgs, arm: &Arm) -> anyhow::Result<Measured> {
         fast_cache: false,
     };
     let vocab = loaded.config.shape.vocab_size;
-    let config = engine_config(loaded.runner.as_ref(), CutRule::new(vec![]), limits);
+    let mut config = engine_config(loaded.runner.as_ref(), CutRule::new(vec![]), limits);
+    if arm.ablation == Some(Ablation::TokenFeedback) {
+        config.multi_step = None;
+    }
     let no_grammars = Box::new(|_: &_| Err("no grammar is measured".to_owned()));
     let mut driver = Driver::new(loaded.runner, config, no_grammars, None)?;
     let load_seconds = start.elapsed().as_secs_f64();

@@ -98,12 +98,10 @@ impl Ablation {
             (Self::Speculation, _) if !can_draft => Some("the checkpoint has no draft layer"),
             (Self::Speculation, _)
             | (Self::GraphReplay | Self::Twins, Kind::Cuda)
+            | (Self::TokenFeedback, Kind::Cuda | Kind::Metal)
             | (Self::Threads | Self::VectorInstructions, Kind::Cpu) => None,
             (Self::GraphReplay | Self::Twins, _) => Some("only the CUDA driver has this"),
             (Self::Threads | Self::VectorInstructions, _) => Some("only the CPU backend has this"),
-            (Self::TokenFeedback, Kind::Cuda | Kind::Metal) => {
-                Some("the engine takes each token by way of the host as it is")
-            }
             (Self::DependentLaunch, Kind::Cuda) => Some("the driver makes no dependent launches"),
             (Self::FixedBlockAttention | Self::ResidentRouting, Kind::Cuda | Kind::Metal) => {
                 Some("kernels have no other way to do it")
@@ -171,8 +169,8 @@ mod tests {
             Ablation::ALL.into_iter().filter(is_usable).map(Ablation::name).collect::<Vec<_>>()
         };
         assert_eq!(usable(Kind::Cpu), ["threads", "vector_instructions", "speculation"]);
-        assert_eq!(usable(Kind::Cuda), ["graph_replay", "twins", "speculation"]);
-        assert_eq!(usable(Kind::Metal), ["speculation"]);
+        assert_eq!(usable(Kind::Cuda), ["graph_replay", "twins", "token_feedback", "speculation"]);
+        assert_eq!(usable(Kind::Metal), ["token_feedback", "speculation"]);
         assert_eq!(usable(Kind::Reference), ["speculation"]);
         let why = Ablation::Speculation.unavailable(Kind::Cpu, false);
         assert_eq!(why, Some("the checkpoint has no draft layer"));

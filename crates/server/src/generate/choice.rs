@@ -58,6 +58,8 @@ pub(crate) struct Choice {
     given: Vec<ContentLogprob>,
     call_ids: Vec<String>,
     one_call: bool,
+    /// Tokens that it is made of.
+    tokens: usize,
     /// Set once a stop string or the one call has ended it before the engine did.
     is_complete: bool,
 }
@@ -70,6 +72,7 @@ impl Choice {
             given: vec![],
             call_ids: vec![],
             one_call,
+            tokens: 0,
             is_complete: false,
         }
     }
@@ -84,6 +87,7 @@ impl Choice {
         if self.is_complete {
             return vec![];
         }
+        self.tokens += 1;
         if let Some(list) = &mut self.logprobs {
             list.push(tokenizer, id, logprobs);
         }
@@ -102,9 +106,13 @@ impl Choice {
     pub(crate) fn finish(
         mut self,
         reason: FinishReason,
-        usage: Usage,
+        mut usage: Usage,
         stops: &[String],
     ) -> (Vec<Delta>, Ended) {
+        // What the engine made behind its end, until it heard of that, nobody asked for.
+        if self.is_complete {
+            usage.completion_tokens = self.tokens;
+        }
         let call_complete = self.one_call && self.is_complete;
         let FinishedReply { events, mut reply, stopped, reasoning_tokens, .. } =
             self.assembler.clone().finish();

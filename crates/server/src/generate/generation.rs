@@ -273,7 +273,11 @@ impl Generation {
             }
             What::Prefill { .. } => {}
             What::Token(id, logprobs) => {
-                self.token_came(at);
+                let is_wanted =
+                    self.choices[choice].as_ref().is_some_and(|(state, _)| !state.is_complete());
+                if is_wanted {
+                    self.token_came(at);
+                }
                 let tokenizer = &self.service.model.parts().tokenizer;
                 if let Some((state, running)) = &mut self.choices[choice] {
                     let was_complete = state.is_complete();

@@ -79,6 +79,14 @@ async fn limits_end_a_reply_and_say_so() {
     let answer = server.ok(CHAT, &with(ask("What is the capital of Peru?"), &stop)).await;
     assert_eq!(answer["choices"][0]["message"]["content"], "The capital of ");
     assert_eq!(answer["choices"][0]["finish_reason"], "stop");
+    // Tokens up to the stop string count, and none that the engine made until it heard of it.
+    let count = answer["usage"]["completion_tokens"].as_u64().unwrap();
+    for (tokens, has_it) in [(count - 1, false), (count, true)] {
+        let most = json!({"max_tokens": tokens, "enable_thinking": false});
+        let answer = server.ok(CHAT, &with(ask("What is the capital of Peru?"), &most)).await;
+        let text = answer["choices"][0]["message"]["content"].as_str().unwrap();
+        assert_eq!(text.contains("Peru is"), has_it, "{tokens} tokens: {text}");
+    }
     server.idle().await;
 }
 
