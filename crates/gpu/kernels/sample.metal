@@ -1,8 +1,8 @@
 // The draw of a token from the most likely ones. `calla_ops::sample` is the definition, with the same draws; there
-// weights are f64, here f32.
+// weights are f64, here pairs of f32.
 #include <metal_stdlib>
 using namespace metal;
-#include "math.h"
+#include "float_pair.h"
 #include "sampler.h"
 
 inline ulong mix(ulong z) {
@@ -12,15 +12,12 @@ inline ulong mix(ulong z) {
 }
 
 // exp(difference / temperature), for what is not above 0.
-inline float weight_of(float difference, float temperature) {
+inline FloatPair weight_of(float difference, float temperature) {
     const float exponent = difference / temperature;
-    // Nothing that f32 can tell from 0 beside the largest weight, which is 1.
-    if (!(exponent > -80.0f)) return 0.0f;
-    // The quotient's rounding would count as often as the exponent is large.
+    // Nothing that can be told from 0 beside the largest weight, which is 1.
+    if (!(exponent > -80.0f)) return float_pair(0.0f, 0.0f);
     const float rest = fma(-exponent, temperature, difference) / temperature;
-    const float weight = exact_exp(exponent);
-    // What is below the largest weighs less than 1, which a `min_p` of 1 asks for.
-    return difference < 0.0f ? min(fma(weight, rest, weight), 0.99999994f) : 1.0f;
+    return pair_exp(ordered_sum(exponent, rest));
 }
 
 // Chooses a token of each row's candidates, which lie in order of their logits.
@@ -34,6 +31,7 @@ kernel void sample(
     threadgroup float differences[CANDIDATES];
     threadgroup uint ids[CANDIDATES];
     threadgroup float weights[CANDIDATES];
+    threadgroup float weight_rests[CANDIDATES];
     threadgroup uint sorted[CANDIDATES];
     device const Sampler* sampler = samplers + row;
     logits += row * CANDIDATES;
@@ -52,7 +50,10 @@ kernel void sample(
         rank += (other_is_none == is_none ? (is_none ? i < thread_index : before) : is_none) ? 1u : 0u;
     }
     sorted[rank] = token;
-    weights[rank] = token == NO_TOKEN || temperature == 0.0f ? 0.0f : weight_of(difference, temperature);
+    FloatPair weight = float_pair(0.0f, 0.0f);
+    if (token != NO_TOKEN && temperature > 0.0f) weight = weight_of(difference, temperature);
+    weights[rank] = weight.hi;
+    weight_rests[rank] = weight.lo;
     threadgroup_barrier(mem_flags::mem_threadgroup);
     if (thread_index > 0) return;
 
@@ -60,18 +61,19 @@ kernel void sample(
     if (temperature > 0.0f && chosen != NO_TOKEN) {
         uint count = min(sampler->top_k, uint(CANDIDATES));
         while (count > 1 && sorted[count - 1] == NO_TOKEN) count--;
-        const float top_p = sampler->top_p, min_p = sampler->min_p;
+        const FloatPair zero = float_pair(0.0f, 0.0f), min_p = float_pair(sampler->min_p, 0.0f);
+        const float top_p = sampler->top_p;
         if (top_p < 1.0f) {
-            float total = 0.0f, sum = 0.0f;
-            for (uint i = 0; i < count; i++) total += weights[i];
-            const float enough = top_p * total;
+            FloatPair total = zero, sum = zero;
+            for (uint i = 0; i < count; i++) total = pair_sum(total, float_pair(weights[i], weight_rests[i]));
+            const FloatPair enough = pair_product(total, float_pair(top_p, 0.0f));
             for (uint i = 0; i < count; i++) {
-                sum += weights[i];
-                if (sum >= enough) count = i + 1;
+                sum = pair_sum(sum, float_pair(weights[i], weight_rests[i]));
+                if (!pair_less(sum, enough)) count = i + 1;
             }
         }
         // The largest weight is 1, and the others are in order.
-        while (count > 1 && weights[count - 1] < min_p) count--;
+        while (count > 1 && pair_less(float_pair(weights[count - 1], weight_rests[count - 1]), min_p)) count--;
 
         const ulong step = 0x9e3779b97f4a7c15ul;
         const ulong seed = ulong(sampler->seed_high) << 32 | ulong(sampler->seed_low);
@@ -80,14 +82,14 @@ kernel void sample(
         // 53 bits behind the point: 24 that a float holds, and the others.
         const float high = float(uint(bits >> 29)) * 5.9604644775390625e-8f;
         const float low = float(uint(bits) & 0x1fffffffu) * 1.1102230246251565e-16f;
-        float total = 0.0f;
-        for (uint i = 0; i < count; i++) total += weights[i];
-        float rest = fma(high, total, low * total);
+        FloatPair total = zero;
+        for (uint i = 0; i < count; i++) total = pair_sum(total, float_pair(weights[i], weight_rests[i]));
+        FloatPair rest = pair_product(exact_sum(high, low), total);
         chosen = sorted[count - 1];
         // Only rounding can leave a rest: then it is the last.
         for (uint i = 0; i < count; i++) {
-            rest -= weights[i];
-            if (rest < 0.0f) {
+            rest = pair_sum(rest, float_pair(-weights[i], -weight_rests[i]));
+            if (rest.hi < 0.0f) {
                 chosen = sorted[i];
                 break;
             }

@@ -49,8 +49,8 @@ impl Sampler {
     }
 }
 
-/// Chooses a token of each row's candidates: `calla_ops::sample::choose` with weights in f32 instead of f64, so that only
-/// a draw at the very edge between two tokens may end otherwise.
+/// Chooses a token of each row's candidates: `calla_ops::sample::choose` with weights of 48 bits instead of f64's 53, so
+/// that only a draw within 1e-12 of the edge between two tokens may end otherwise.
 ///
 /// `samplers`: u32 `[n, 8]` ([`Sampler`]). `out`: u32 `[n, 1]`; [`crate::top_candidates::NO_TOKEN`] for a row with a logit
 /// that is not finite.

@@ -56,8 +56,6 @@ fn random_draw(random: &mut Random) -> Draw {
     (random_sampling(random), random.range(0..=300) as u64)
 }
 
-/// Weights here are f32 and there f64: a draw within about 1e-6 of the edge between two tokens may end on its other
-/// side. None of these does.
 #[test]
 fn every_draw_is_the_references() {
     let Some(mut device) = common::device() else { return };
@@ -73,6 +71,43 @@ fn every_draw_is_the_references() {
             assert_eq!(actual, expected, "{vocab} logits, row {row}: {:?}", draws[row]);
         }
     }
+}
+
+/// Of two tokens the logit at which one draw becomes another is between two neighbours in f32, where the draw lies within
+/// some 1e-7 of the edge: weights that were rounded to f32 would be on the wrong side of many.
+#[test]
+fn draws_at_an_edge_are_the_references() {
+    let Some(mut device) = common::device() else { return };
+    let mut random = Random::new(33);
+    let (mut logits, mut draws) = (vec![], vec![]);
+    for _ in 0..300 {
+        let sampling = Sampling {
+            temperature: *random.pick(&[0.3, 0.7, 1.0, 1.7]),
+            top_k: 2,
+            seed: random.bits(),
+            ..Sampling::greedy()
+        };
+        let chosen = |logit: f32| {
+            let row = [0.0, logit];
+            choose(&row, 2, &sampling, &History::default(), Allowed::all()).expect("numbers")
+        };
+        // A logit of 0 weighs as much as the other token; the draws of half of the seeds change with less.
+        let (mut low, mut high) = (-20.0_f32, 0.0_f32);
+        if chosen(low) == chosen(high) {
+            continue;
+        }
+        while high.next_down() > low {
+            let middle = (low + high) / 2.0;
+            *(if chosen(middle) == chosen(low) { &mut low } else { &mut high }) = middle;
+        }
+        for logit in [low, high] {
+            logits.extend([0.0, logit]);
+            draws.push((sampling.clone(), 0));
+        }
+    }
+    assert!(draws.len() > 200, "{} draws at an edge", draws.len());
+    let logits = Rows::from_vec(2, logits);
+    assert_eq!(run(&mut device, &logits, 2, &draws), expected(&logits, 2, &draws));
 }
 
 /// Equal logits are cut and drawn in the order of tokens, and so are those whose distance to the largest is rounded to
