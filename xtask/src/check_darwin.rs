@@ -15,7 +15,8 @@ use std::process::Command;
 const TARGET: &str = "aarch64-apple-darwin";
 
 /// The program, and crates with code for macOS alone, or for other systems alone that macOS has to do without.
-const CRATES: [&str; 4] = ["calla", "calla-gpu", "calla-gpu-metal", "calla-gpu-host"];
+const CRATES: [&str; 6] =
+    ["calla", "calla-gpu", "calla-gpu-metal", "calla-gpu-host", "calla-ops", "calla-runtime"];
 
 /// Stands for a compiler of C: makes an empty file of what is to be written.
 const COMPILER: &str = r#"#!/bin/sh

@@ -88,7 +88,8 @@ impl Model {
         let setup = engine_setup(&loaded, &tokenizer, engine, limits);
         let context = setup.context;
         let store = disk_cache(&loaded, engine);
-        let driver = Driver::new(loaded.runner, setup, compile, store)?;
+        let mut driver = Driver::new(loaded.runner, setup, compile, store)?;
+        driver.watch_memory()?;
         Ok(Self {
             dir,
             session: Session::new(driver, context),
@@ -199,7 +200,8 @@ fn load_for_server(
     let loaded = opened.load(args, cache_budget(engine), devices)?;
     let setup = engine_setup(&loaded, &model.parts().tokenizer, engine, limits);
     let store = disk_cache(&loaded, engine);
-    let driver = Driver::with_notify(loaded.runner, setup, model.compile(), store, notify)?;
+    let mut driver = Driver::with_notify(loaded.runner, setup, model.compile(), store, notify)?;
+    driver.watch_memory()?;
     Ok(LoadedModel { driver, device: loaded.device })
 }
 

@@ -14,6 +14,8 @@ mod multi_step;
 mod results;
 mod snapshots;
 
+pub use snapshots::Share;
+
 use crate::cuts::CutRule;
 use crate::multi_step::{MultiStepConfig, MultiStepSizer};
 use crate::pool::Pool;
@@ -212,6 +214,8 @@ pub struct Counts {
     pub accepted_tokens: u64,
     /// Snapshots given up.
     pub evictions: u64,
+    /// Times that snapshots gave way because memory was short.
+    pub gave_way: u64,
     /// Loads and saves that failed.
     pub file_errors: u64,
 }

@@ -21,7 +21,7 @@ pub mod trie;
 
 pub use calla_ops::sample::{Sampling, SamplingError, TokenLogprobs};
 pub use cuts::CutRule;
-pub use engine::{Engine, EngineConfig, Failure, Output, Usage};
+pub use engine::{Engine, EngineConfig, Failure, Output, Share, Usage};
 pub use memory::{Machine, MemoryPlan, Refusal, StateNeeds};
 pub use multi_step::MultiStepConfig;
 pub use prefix_cache::{CacheKey, Miss, Reuse};

@@ -1,5 +1,7 @@
 //! A fixed number of equal things, handed out with reference counts: KV pages and state slots.
 
+use std::ops::Range;
+
 /// Indices `0..len`, each free or held by one or more owners.
 #[derive(Clone, Debug)]
 pub struct Pool {
@@ -61,6 +63,20 @@ impl Pool {
         self.owners.is_empty()
     }
 
+    /// The free ones, as ascending ranges that do not touch.
+    #[must_use]
+    pub fn free_ranges(&self) -> Vec<Range<usize>> {
+        let free = |&index: &usize| self.owners[index] == 0;
+        let mut ranges: Vec<Range<usize>> = vec![];
+        for index in (0..self.len()).filter(free) {
+            match ranges.last_mut().filter(|range| range.end == index) {
+                Some(range) => range.end += 1,
+                None => ranges.push(index..index + 1),
+            }
+        }
+        ranges
+    }
+
     /// How many are free.
     #[must_use]
     pub fn free(&self) -> usize {
@@ -82,6 +98,22 @@ mod tests {
         assert_eq!((pool.free(), pool.owners(a)), (0, 1));
         pool.release(a);
         assert_eq!(pool.take(), Some(a));
+    }
+
+    #[test]
+    #[expect(clippy::single_range_in_vec_init, reason = "one range is meant")]
+    fn free_things_come_as_ranges() {
+        let mut pool = Pool::new(6);
+        assert_eq!(pool.free_ranges(), [0..6]);
+        assert_eq!(std::iter::from_fn(|| pool.take()).count(), 6);
+        assert_eq!(pool.free_ranges(), []);
+        for index in [4, 1, 2, 0] {
+            pool.release(index);
+        }
+        assert_eq!(pool.free_ranges(), [0..3, 4..5]);
+        pool.take();
+        assert_eq!(pool.free_ranges(), [1..3, 4..5]);
+        assert_eq!(Pool::new(0).free_ranges(), []);
     }
 
     #[test]

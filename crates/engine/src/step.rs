@@ -3,7 +3,7 @@
 use crate::prefix_cache::CacheKey;
 use crate::request::RequestId;
 use crate::structure::Grammar;
-use calla_ops::{Batch, Drafts, MultiStep, Rows, StepError};
+use calla_ops::{Batch, Drafts, FreeState, MultiStep, Rows, StepError};
 
 /// One step of the device: first the moves of state in order, then what is to be run.
 #[derive(Clone, Debug, PartialEq)]
@@ -85,6 +85,9 @@ pub enum StateOp {
         /// Written: the prefix's pages from [`Effect::Load::first_page`] on.
         pages: Vec<usize>,
     },
+    /// The system is short of memory: pages and slots that hold nothing at this place among the moves need none, until a
+    /// later move or the run uses them. What they hold is undefined.
+    GiveBack(FreeState),
 }
 
 /// State on its way to a file.

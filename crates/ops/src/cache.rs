@@ -1,7 +1,8 @@
 //! State of sequences in host memory: a pool of KV pages and slots of recurrent state.
 
+use crate::zeroed::Zeroed;
 use calla_model::shape::{LayerKind, PAGE_TOKENS, Shape};
-use std::ops::{Deref, DerefMut};
+use std::ops::{Deref, DerefMut, Range};
 
 /// How much state a backend holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -18,6 +19,15 @@ impl CacheSize {
     pub fn one_sequence(tokens: usize) -> Self {
         Self { pages: tokens.div_ceil(PAGE_TOKENS), slots: 1 }
     }
+}
+
+/// KV pages and slots that hold nothing.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct FreeState {
+    /// KV pages, as ascending ranges that do not touch.
+    pub pages: Vec<Range<usize>>,
+    /// Slots, as ascending ranges that do not touch.
+    pub slots: Vec<Range<usize>>,
 }
 
 /// Why state cannot be held or moved.
@@ -62,7 +72,7 @@ pub enum CacheError {
 /// Pages or slots of one kind of state: `count` entries of `len` values, one after the other.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Entries {
-    values: Vec<f32>,
+    values: Zeroed,
     len: usize,
 }
 
@@ -72,7 +82,7 @@ impl Entries {
         let bytes = count as u128 * len as u128 * size_of::<f32>() as u128;
         let values = count
             .checked_mul(len)
-            .and_then(|values| bytemuck::allocation::try_zeroed_vec(values).ok())
+            .and_then(Zeroed::new)
             .ok_or(CacheError::Allocation { what, count, bytes })?;
         Ok(Self { values, len })
     }
@@ -102,6 +112,13 @@ impl Entries {
     /// Makes one entry a copy of another.
     pub fn copy(&mut self, from: usize, to: usize) {
         self.values.copy_within(from * self.len..(from + 1) * self.len, to * self.len);
+    }
+
+    /// Hands the memory of free entries back to the system, as far as it is made of whole pages of the system's; those
+    /// are zero then. Their bytes, whether or not they had been taken up.
+    fn give_back(&mut self, free: &[Range<usize>]) -> u64 {
+        let values = free.iter().map(|range| range.start * self.len..range.end * self.len);
+        values.map(|range| self.values.give_back(range) as u64).sum()
     }
 }
 
@@ -221,6 +238,26 @@ impl HostCache {
     /// Makes one KV page a copy of another.
     pub fn copy_page(&mut self, from: usize, to: usize) {
         self.page_parts().for_each(|part| part.copy(from, to));
+    }
+
+    /// Hands the memory of pages and slots that hold nothing back to the system, as far as it is made of whole pages of
+    /// the system's: bytes, whether or not they had been taken up. The rest of these pages and slots is as before, and all
+    /// of them can be used as ever.
+    ///
+    /// # Errors
+    /// If there is no such page or slot; then nothing was handed back.
+    pub fn give_back(&mut self, free: &FreeState) -> Result<u64, CacheError> {
+        let check = |what, ranges: &[Range<usize>], count| {
+            ranges
+                .iter()
+                .filter(|range| !range.is_empty())
+                .try_for_each(|range| check_index(what, range.end - 1, count))
+        };
+        check("page", &free.pages, self.size.pages)?;
+        check("slot", &free.slots, self.size.slots)?;
+        let pages: u64 = self.page_parts().map(|part| part.give_back(&free.pages)).sum();
+        let slots: u64 = self.slot_parts().map(|part| part.give_back(&free.slots)).sum();
+        Ok(pages + slots)
     }
 
     /// Bytes of a slot.
@@ -383,6 +420,61 @@ mod tests {
             to.read_page(0, &mut again).unwrap();
             assert_eq!(bytes, again);
         }
+    }
+
+    #[test]
+    #[expect(clippy::single_range_in_vec_init, reason = "one range is meant")]
+    fn what_is_not_free_stays_when_memory_is_given_back() {
+        let shape = Shape::full(4);
+        let size = CacheSize { pages: 4, slots: 3 };
+        let mut cache = HostCache::new(&shape, size).unwrap();
+        cache.slot_parts().for_each(|part| part.fill(1.5));
+        cache.page_parts().for_each(|part| part.fill(1.5));
+        let (slot_bytes, page_bytes) = (cache.slot_bytes() as u64, cache.page_bytes() as u64);
+        let free = FreeState { pages: vec![0..1, 2..4], slots: vec![1..3] };
+        let given = cache.give_back(&free).unwrap();
+        // At these widths a page or slot of a layer is whole pages of the system's; not so on every system.
+        if cfg!(target_os = "linux") {
+            assert_eq!(given, 3 * page_bytes + 2 * slot_bytes);
+        }
+        let mut bytes = vec![];
+        let is = |bytes: &[u8], value: f32| {
+            bytes.as_chunks::<4>().0.iter().all(|chunk| f32::from_le_bytes(*chunk) == value)
+        };
+        cache.read_page(1, &mut bytes).unwrap();
+        assert!(is(&bytes, 1.5));
+        cache.read_slot(0, &mut bytes).unwrap();
+        assert!(is(&bytes, 1.5));
+        // What was given back can be used: written, copied to and cleared.
+        cache.copy_page(1, 3);
+        cache.read_page(3, &mut bytes).unwrap();
+        assert!(is(&bytes, 1.5));
+        cache.copy_slot(0, 2);
+        cache.read_slot(2, &mut bytes).unwrap();
+        assert!(is(&bytes, 1.5));
+        cache.clear_slot(1);
+        cache.read_slot(1, &mut bytes).unwrap();
+        assert!(is(&bytes, 0.0));
+    }
+
+    #[test]
+    #[expect(clippy::single_range_in_vec_init, reason = "one range is meant")]
+    fn nothing_is_given_back_of_what_is_not_there() {
+        let mut cache = numbered(true);
+        let missing = FreeState { pages: vec![0..1, 1..3], slots: vec![] };
+        let error = CacheError::Missing { what: "page", index: 2, count: 2 };
+        assert_eq!(cache.give_back(&missing), Err(error));
+        let missing = FreeState { pages: vec![0..1], slots: vec![2..3] };
+        let error = CacheError::Missing { what: "slot", index: 2, count: 2 };
+        assert_eq!(cache.give_back(&missing), Err(error));
+        let none = FreeState { pages: vec![5..5], slots: vec![] };
+        assert_eq!(cache.give_back(&none), Ok(0));
+        let mut bytes = vec![];
+        cache.read_page(0, &mut bytes).unwrap();
+        let mut unchanged = numbered(true);
+        let mut expected = vec![];
+        unchanged.read_page(0, &mut expected).unwrap();
+        assert_eq!(bytes, expected);
     }
 
     #[test]

@@ -35,9 +35,10 @@ pub mod span;
 pub mod swiglu;
 pub mod tensor;
 pub mod token_mask;
+mod zeroed;
 
 pub use batch::{Batch, BatchError};
-pub use cache::{CacheError, CacheSize, HostCache};
+pub use cache::{CacheError, CacheSize, FreeState, HostCache};
 pub use draft::{Draft, DraftError, Drafts};
 pub use forward::forward;
 pub use layer_ops::LayerOps;

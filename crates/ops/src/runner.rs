@@ -1,13 +1,14 @@
 //! What the engine drives: a loaded network that runs batches and returns logits.
 
 use crate::batch::Batch;
-use crate::cache::{CacheError, CacheSize, Entries, HostCache};
+use crate::cache::{CacheError, CacheSize, Entries, FreeState, HostCache};
 use crate::draft::{Drafts, draft};
 use crate::forward::{forward, residual_stream};
 use crate::mtp::mtp_append;
 use crate::multi_step::{MultiStep, MultiStepLimits};
 use crate::ops::Ops;
 use crate::tensor::Rows;
+use crate::zeroed::CAN_GIVE_BACK;
 use calla_model::{LayerKind, Network, Shape};
 
 /// Most rows of a step that prefill may use, where a device has no other wish. Large enough that each weight is read once for
@@ -38,6 +39,23 @@ pub trait Runner: Send {
     /// If one failed: what it should have written is undefined.
     fn check_moves(&mut self) -> Result<(), StepError> {
         Ok(())
+    }
+
+    /// Whether [`Runner::give_back`] does anything.
+    fn can_give_back(&self) -> bool {
+        false
+    }
+
+    /// Hands the memory of KV pages and slots that hold nothing back to the system, as far as the device can, for the
+    /// system is short of it: bytes that are not taken up any more, if they were before. All of them can be used as ever;
+    /// what they hold is undefined until it is written. The default, for a device whose pages and slots are one
+    /// allocation, does nothing.
+    ///
+    /// # Errors
+    /// If there is no such page or slot.
+    fn give_back(&mut self, free: &FreeState) -> Result<u64, StepError> {
+        let _ = free;
+        Ok(0)
     }
 
     /// Runs a batch, advancing the state of its sequences: logits of its output rows.
@@ -255,6 +273,14 @@ where
 
     fn copy_page(&mut self, from: usize, to: usize) {
         self.ops.copy_page(from, to);
+    }
+
+    fn can_give_back(&self) -> bool {
+        CAN_GIVE_BACK
+    }
+
+    fn give_back(&mut self, free: &FreeState) -> Result<u64, StepError> {
+        Ok(self.ops.cache_mut().give_back(free)?)
     }
 
     fn step(&mut self, batch: &Batch) -> Result<Rows, StepError> {

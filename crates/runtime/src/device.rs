@@ -47,6 +47,11 @@ impl Device {
         self.runner.can_draft()
     }
 
+    /// Whether memory of what holds nothing goes back to the system.
+    pub(crate) fn can_give_back(&self) -> bool {
+        self.runner.can_give_back()
+    }
+
     /// Holds state until a step asks for it.
     pub(crate) fn hold(&mut self, ticket: Ticket, state: StateBytes) {
         self.loaded.insert(ticket, state);
@@ -93,6 +98,10 @@ impl Device {
                     let state = self.read_out(save, first_page)?;
                     sink.take(save, first_page, state);
                 }
+            }
+            StateOp::GiveBack(free) => {
+                let megabytes = self.runner.give_back(free)? / 1_000_000;
+                tracing::info!("memory is short: that of free state, {megabytes} MB, goes back");
             }
             StateOp::Restore { ticket, slot, pages } => {
                 let state = self.loaded.remove(ticket).ok_or_else(|| StepError {

@@ -6,9 +6,10 @@
 use crate::device::{Device, SaveSink, StateBytes};
 use crate::files::{self, FileJob, FileReply, Files};
 use crate::grammars::{Compile, Grammars};
+use crate::pressure::{Pressure, PressureLevel, Watch};
 use calla_engine::engine::MaskJob;
 use calla_engine::step::{Effect, Outcome, Save, Step, StepFailure, Ticket};
-use calla_engine::{Engine, EngineConfig, Matcher, RequestId, Speculation};
+use calla_engine::{Engine, EngineConfig, Matcher, RequestId, Share, Speculation};
 use calla_ops::Runner;
 use calla_store::Store;
 use std::collections::HashSet;
@@ -64,6 +65,9 @@ pub struct Driver {
     events: Receiver<Event>,
     /// Grammars being compiled.
     compiling: HashSet<RequestId>,
+    pressure: Pressure,
+    /// What watches the system's memory.
+    watch: Option<Watch>,
 }
 
 /// A thread could not be started.
@@ -102,6 +106,7 @@ impl Driver {
         notify: Notify,
     ) -> Result<Self, ThreadError> {
         let (sender, events) = channel();
+        let pressure = Pressure::new(notify.clone());
         let sender = Events { sender, notify };
         let device = Device::new(runner);
         if !device.can_draft() {
@@ -127,7 +132,7 @@ impl Driver {
             None => None,
         };
         let compiling = HashSet::new();
-        Ok(Self { engine, device, grammars, files, events, compiling })
+        Ok(Self { engine, device, grammars, files, events, compiling, pressure, watch: None })
     }
 
     /// The engine, to submit to and to read from.
@@ -141,9 +146,39 @@ impl Driver {
         &self.engine
     }
 
+    /// Where to tell of memory pressure. The next turn acts on it.
+    #[must_use]
+    pub fn pressure(&self) -> Pressure {
+        self.pressure.clone()
+    }
+
+    /// Has the system's memory watched from now on, so that snapshots give way when it is short. Does nothing where the
+    /// device would not hand their memory back: they would be given up for nothing.
+    ///
+    /// # Errors
+    /// If a thread cannot be started.
+    pub fn watch_memory(&mut self) -> Result<(), ThreadError> {
+        if self.device.can_give_back() {
+            self.watch = Watch::start(self.pressure.clone())
+                .map_err(|source| ThreadError { what: "memory pressure", source })?;
+        }
+        Ok(())
+    }
+
+    fn relieve(&mut self) {
+        let Some(level) = self.pressure.take() else { return };
+        let before = self.engine.occupancy().snapshots;
+        let given_up = self.engine.give_way(match level {
+            PressureLevel::Warning => Share::Half,
+            PressureLevel::Critical => Share::All,
+        });
+        tracing::info!("memory is short: {given_up} of {before} cached prefixes are given up");
+    }
+
     /// Does what can be done now: effects and their results, then one step. If no step can be run but
     /// something is under way, waits for it, unless `wait` is false.
     pub fn turn(&mut self, wait: bool) -> Turn {
+        self.relieve();
         self.start_effects();
         while let Ok(event) = self.events.try_recv() {
             self.take(event);

@@ -473,6 +473,7 @@ fn sum(a: Counts, b: Counts) -> Counts {
         drafted_tokens: a.drafted_tokens + b.drafted_tokens,
         accepted_tokens: a.accepted_tokens + b.accepted_tokens,
         evictions: a.evictions + b.evictions,
+        gave_way: a.gave_way + b.gave_way,
         file_errors: a.file_errors + b.file_errors,
     }
 }

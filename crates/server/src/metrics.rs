@@ -34,6 +34,7 @@ pub(crate) struct Metrics {
     saved_prefixes: IntGauge,
     resident_bytes: IntGauge,
     evictions: IntCounter,
+    gave_way: IntCounter,
     file_errors: IntCounter,
     faults: IntCounter,
     prompt_tokens: IntCounter,
@@ -77,6 +78,10 @@ impl Metrics {
                 "Memory of the process that is resident, mapped weights included",
             )?,
             evictions: make.counter("calla_prefix_cache_evictions_total", "Snapshots given up")?,
+            gave_way: make.counter(
+                "calla_prefix_cache_gave_way_total",
+                "Times that snapshots gave way because the system was short of memory",
+            )?,
             file_errors: make
                 .counter("calla_prefix_cache_file_errors_total", "Loads and saves that failed")?,
             faults: make.counter("calla_faults_total", "Failures of device or engine")?,
@@ -198,6 +203,7 @@ impl Metrics {
         self.resident_bytes.set(resident_bytes().unwrap_or(0));
         let counts = &status.counts;
         raise(&self.evictions, counts.evictions);
+        raise(&self.gave_way, counts.gave_way);
         raise(&self.file_errors, counts.file_errors);
         raise(&self.faults, status.faults);
         raise(&self.prompt_tokens, counts.prompt_tokens);

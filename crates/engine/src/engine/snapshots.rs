@@ -5,6 +5,16 @@ use crate::prefix_cache::{CacheKey, Evicted, Snapshot};
 use crate::sequence::{DeviceState, Sequence, State};
 use crate::step::{Arithmetic, Effect, Save, StateOp};
 use calla_model::shape::PAGE_TOKENS;
+use calla_ops::FreeState;
+
+/// How many of the snapshots in memory give way when memory is short.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Share {
+    /// Half of them, rounded up.
+    Half,
+    /// All.
+    All,
+}
 
 impl Engine {
     pub(super) fn take_slot(&mut self) -> usize {
@@ -84,9 +94,21 @@ impl Engine {
         }
     }
 
-    /// Gives up every snapshot in memory, as under memory pressure: some go to files.
-    pub fn evict_all(&mut self) {
-        while self.evict_one() {}
+    /// Memory is short: gives up snapshots, the least recently used first, some to files, and has the device hand back the
+    /// memory of all pages and slots that hold nothing. The next step does it. How many snapshots were given up.
+    pub fn give_way(&mut self, share: Share) -> usize {
+        let snapshots = match share {
+            Share::Half => self.cache.len().div_ceil(2),
+            Share::All => self.cache.len(),
+        };
+        let given_up = (0..snapshots).take_while(|_| self.evict_one()).count();
+        let free = FreeState { pages: self.pages.free_ranges(), slots: self.slots.free_ranges() };
+        if free != FreeState::default() {
+            // Behind what reads state out that was just given up.
+            self.state_ops.push(StateOp::GiveBack(free));
+        }
+        self.counts.gave_way += 1;
+        given_up
     }
 
     /// Gives up every snapshot in memory, for none of them can be trusted, and every move of state that was

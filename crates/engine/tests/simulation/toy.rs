@@ -62,6 +62,8 @@ pub(crate) struct Toy {
     pub(crate) loaded: HashMap<Ticket, State>,
     /// State that was read out and waits to be written.
     pub(crate) read_out: Vec<(Box<calla_engine::step::Save>, State)>,
+    /// Times that free state was given back.
+    pub(crate) given_back: u64,
 }
 
 /// State in a file.
@@ -88,7 +90,15 @@ impl Toy {
         // Poison, so that reading what was never written shows.
         let kv = (0..size.pages * PAGE_TOKENS).map(|i| mix(0xdead, i as u64)).collect();
         let slots = vec![0xbad; size.slots];
-        Self { size, arithmetic, slots, kv, loaded: HashMap::new(), read_out: vec![] }
+        Self {
+            size,
+            arithmetic,
+            slots,
+            kv,
+            loaded: HashMap::new(),
+            read_out: vec![],
+            given_back: 0,
+        }
     }
 
     pub(crate) fn run(&mut self, step: &Step, fault: Fault) -> Result<Outcome, StepFailure> {
@@ -138,6 +148,17 @@ impl Toy {
                 assert_eq!(state.pages.len(), pages.len());
                 for (page, words) in pages.iter().zip(&state.pages) {
                     self.kv[page * PAGE_TOKENS..][..PAGE_TOKENS].copy_from_slice(words);
+                }
+            }
+            StateOp::GiveBack(free) => {
+                // Poison once more.
+                self.given_back += 1;
+                for slot in free.slots.iter().cloned().flatten() {
+                    self.slots[slot] = mix(self.slots[slot], 0xbad);
+                }
+                for page in free.pages.iter().cloned().flatten() {
+                    let words = &mut self.kv[page * PAGE_TOKENS..][..PAGE_TOKENS];
+                    words.iter_mut().for_each(|word| *word = mix(*word, 0xdead));
                 }
             }
         }

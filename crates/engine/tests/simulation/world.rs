@@ -7,7 +7,7 @@ use crate::requests::{compile, request};
 use crate::toy::{Fault, LIMITS, MARKERS, Toy, VOCAB};
 use calla_engine::step::{Arithmetic, Effect, Run, Step, StepFailure};
 use calla_engine::{CutRule, Engine, EngineConfig, Failure, FinishReason, Grammar};
-use calla_engine::{MultiStepConfig, Output};
+use calla_engine::{MultiStepConfig, Output, Share};
 use calla_engine::{Request, RequestId, Speculation, SubmitError, TokenLogprobs, Usage};
 use calla_ops::{CacheSize, MultiStepLimits, SpanKind};
 use std::collections::HashMap;
@@ -77,7 +77,8 @@ tallies!(
     refused,
     restarts,
     provisional,
-    evictions
+    evictions,
+    given_back
 );
 
 fn config(random: &mut Random) -> EngineConfig {
@@ -148,9 +149,10 @@ impl World {
                 self.cancel();
             }
             match self.random.below(400) {
-                0 => self.engine.evict_all(),
+                0 => self.give_way(Share::All),
                 1 => self.engine.forget(),
                 2 => self.engine.save_all(),
+                3 => self.give_way(Share::Half),
                 _ => {}
             }
             if self.live.is_empty() && self.random.one_in(20) {
@@ -170,6 +172,7 @@ impl World {
         self.tallies.loaded_tokens += counts.loaded_tokens;
         self.tallies.accepted_drafts += counts.accepted_tokens;
         self.tallies.file_errors += self.files.errors as u64;
+        self.tallies.given_back += self.toy.given_back;
         self.tallies
     }
 
@@ -197,6 +200,7 @@ impl World {
         }
         self.files.interrupt();
         self.compiling.clear();
+        self.tallies.given_back += self.toy.given_back;
         self.toy = Toy::new(self.config.cache, self.config.arithmetic);
         let counts = self.engine.counts();
         self.tallies.loaded_tokens += counts.loaded_tokens;
@@ -237,6 +241,16 @@ impl World {
             }
             Err(other) => panic!("{other}"),
         }
+    }
+
+    fn give_way(&mut self, share: Share) {
+        let before = self.engine.occupancy();
+        let given_up = self.engine.give_way(share);
+        let left = match share {
+            Share::Half => before.snapshots / 2,
+            Share::All => 0,
+        };
+        assert_eq!((self.engine.occupancy().snapshots, given_up), (left, before.snapshots - left));
     }
 
     fn pick_history(&mut self) -> Vec<u32> {

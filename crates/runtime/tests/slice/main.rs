@@ -7,7 +7,7 @@ use calla_cpu::Cpu;
 use calla_engine::{CacheKey, CutRule, Miss, Output, Request, Speculation, StateNeeds, Usage};
 use calla_model::Shape;
 use calla_ops::{Executor, Runner};
-use calla_runtime::{Driver, Limits, Turn, engine_config, store_sizes};
+use calla_runtime::{Driver, Limits, PressureLevel, Turn, engine_config, store_sizes};
 use calla_store::Store;
 use calla_testkit::weights::{Formats, network};
 use std::path::Path;
@@ -159,4 +159,55 @@ fn warm_replies_are_cold_replies_at_full_width() {
     prompt.extend([timeline.turn(30).as_slice(), &[MARKER, 2]].concat());
     let (_, usage) = timeline.ask(&prompt, 31 + 2 + 1, 0);
     assert!(usage.reuse.from_disk, "{usage:?}");
+}
+
+/// A prompt of three turns that no other seed gives, which leaves snapshots.
+fn three_turns(seed: u32) -> Vec<u32> {
+    let turn = |turn: u32| (0..20).map(move |i| 2 + (seed * 997 + turn * 131 + i * 7) % 4000);
+    (0..3).flat_map(|i| std::iter::once(MARKER).chain(turn(i))).collect()
+}
+
+#[test]
+fn pressure_takes_the_least_recently_used_first_and_leaves_replies_alone() {
+    let prompts: Vec<Vec<u32>> = (0..3).map(three_turns).collect();
+    let mut driver = driver(0, None);
+    let cold: Vec<Vec<u32>> =
+        prompts.iter().map(|prompt| run(&mut driver, "a", prompt, 0).0).collect();
+    let held = driver.view().occupancy().snapshots;
+    assert!(held >= 6, "{held} snapshots of {} prompts", prompts.len());
+
+    driver.pressure().raise(PressureLevel::Warning);
+    // It is heard by a driver that has nothing to do.
+    driver.turn(false);
+    assert_eq!(driver.view().occupancy().snapshots, held / 2);
+    assert_eq!(driver.turn(false), Turn::Idle);
+    // The newest is still there, the oldest is computed in memory that was given back.
+    let (reply, usage) = run(&mut driver, "a", &prompts[2], 0);
+    assert_eq!(reply, cold[2]);
+    assert!(usage.reuse.reused > 0, "{usage:?}");
+    let (reply, usage) = run(&mut driver, "a", &prompts[0], 0);
+    assert_eq!((reply, usage.reuse.reused), (cold[0].clone(), 0));
+    assert_eq!(usage.reuse.miss, Some(Miss::Evicted));
+
+    // Raised before the turn that admits the request, and again before each later one.
+    driver.engine().submit(Request::new(prompts[1].clone(), 8)).unwrap();
+    let (mut reply, mut is_done) = (vec![], false);
+    while !is_done {
+        driver.pressure().raise(PressureLevel::Critical);
+        driver.turn(true);
+        while let Some(output) = driver.engine().poll() {
+            match output {
+                Output::Prefill { .. } => {}
+                Output::Token { token, .. } => reply.push(token),
+                Output::Finished { .. } => is_done = true,
+                Output::Failed { failure, .. } => panic!("{failure}"),
+            }
+        }
+    }
+    assert_eq!(reply, cold[1]);
+    driver.pressure().raise(PressureLevel::Critical);
+    while driver.turn(true) != Turn::Idle {}
+    let occupancy = driver.view().occupancy();
+    assert_eq!((occupancy.snapshots, occupancy.pages_used, occupancy.slots_used), (0, 0, 0));
+    assert!(driver.view().counts().gave_way > 8);
 }

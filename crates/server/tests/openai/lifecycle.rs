@@ -50,6 +50,49 @@ async fn the_prefix_cache_outlives_the_server() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn an_idle_server_hears_of_memory_pressure() {
+    let mut setup = config(&Setup::default());
+    let mut load = std::mem::replace(&mut setup.loader, Box::new(|_| Err("not yet".to_owned())));
+    let (tell, told) = std::sync::mpsc::channel();
+    setup.loader = Box::new(move |notify| {
+        let loaded = load(notify)?;
+        tell.send(loaded.driver.pressure()).unwrap();
+        Ok(loaded)
+    });
+    let server = Server::start(setup).await.unwrap();
+    let url = format!("http://{}", server.address());
+    server.when_loaded().await.unwrap();
+    let stop = tokio_util::sync::CancellationToken::new();
+    let serving = tokio::spawn(server.run(stop.clone()));
+    let client = reqwest::Client::new();
+    let reply = async || {
+        let answer = client.post(url.clone() + CHAT).json(&ask("12 + 30 = ?")).send().await;
+        let answer: serde_json::Value = answer.unwrap().json().await.unwrap();
+        (answer["choices"].clone(), answer["cache"].clone())
+    };
+    let health = async || {
+        let answer = client.get(url.clone() + "/health").send().await.unwrap();
+        answer.json::<serde_json::Value>().await.unwrap()
+    };
+    let (before, _) = reply().await;
+    assert!(health().await["cache"]["snapshots"].as_u64().unwrap() > 0);
+
+    told.recv().unwrap().raise(calla_runtime::PressureLevel::Critical);
+    let start = Instant::now();
+    while health().await["cache"]["snapshots"] != 0 {
+        assert!(start.elapsed() < Duration::from_secs(60), "{}", health().await);
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    let metrics = client.get(url.clone() + "/metrics").send().await.unwrap().text().await.unwrap();
+    let counter = "calla_prefix_cache_gave_way_total{model_name=\"demo\"} 1";
+    assert!(metrics.contains(counter), "{metrics}");
+    let (after, cache) = reply().await;
+    assert_eq!((after, &cache["miss"]), (before, &json!("evicted")));
+    stop.cancel();
+    assert_eq!(serving.await.unwrap(), 0, "no stream was cut");
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_server_that_ends_lets_its_streams_finish() {
     let server = TestServer::start(Setup::default());
     let more = json!({"stream": true, "ignore_eos": true, "max_tokens": 100});
