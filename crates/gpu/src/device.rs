@@ -3,6 +3,7 @@
 use crate::dispatch::Dispatch;
 use crate::plan::{BoundPlan, PlanId};
 use crate::tensor::{BufferId, Range};
+use calla_model::MappedPages;
 
 /// Seconds that a step with rows of prompts should take at most: a cancel, which waits for the step, is then served within
 /// a quarter of a second.
@@ -79,6 +80,26 @@ pub trait Device: Send {
     /// # Errors
     /// If there is not the memory.
     fn allocate(&mut self, label: &str, bytes: u64) -> Result<BufferId, DeviceError>;
+
+    /// Bytes of the most pages of a mapped file that [`Device::adopt`] takes at once; 0 where it takes none, as where a device
+    /// has memory of its own.
+    fn adoptable_bytes(&self) -> u64 {
+        0
+    }
+
+    /// Makes a buffer of pages of a mapped file, which stay where they are. It can be read and bound to be read, and nothing
+    /// writes it. It holds the pages until it is released and nothing that runs uses it. `None` if the device does not take
+    /// them after all; the caller has to copy them then.
+    ///
+    /// # Errors
+    /// If they are more than the device gives a program.
+    fn adopt(
+        &mut self,
+        _label: &str,
+        _pages: MappedPages,
+    ) -> Result<Option<BufferId>, DeviceError> {
+        Ok(None)
+    }
 
     /// Frees a buffer. Waits for what runs.
     ///

@@ -12,7 +12,7 @@ const ALIGNMENT: u64 = 256;
 /// than a device gives at once.
 const BUFFER_BYTES: u64 = 1 << 30;
 /// A module that needs as much is refused: not every device has larger buffers.
-const BUFFER_BYTES_END: u64 = 1 << 32;
+pub(crate) const BUFFER_BYTES_END: u64 = 1 << 32;
 
 /// Buffers that are filled with one module after the other.
 #[derive(Debug, Default)]
@@ -46,9 +46,8 @@ impl Layout {
         bits: usize,
     ) -> Result<GpuMatrix, UploadError> {
         let [rows, cols, bits] = [rows, cols, bits].map(width);
-        let packed = GpuMatrix::packed_bytes(rows, cols, bits);
-        let group = GpuMatrix::group_bytes(rows, cols);
-        let [packed, scales, biases] = self.arrays(module, [packed, group, group])?;
+        let lens = GpuMatrix::array_bytes(rows, cols, bits);
+        let [packed, scales, biases] = self.arrays(module, lens)?;
         Ok(GpuMatrix { rows, cols, bits, packed, scales, biases })
     }
 
@@ -85,12 +84,15 @@ impl Layout {
         buffer.map(|buffer| buffer.bytes)
     }
 
-    /// Allocates the buffers.
-    pub(crate) fn allocate(&self, device: &mut dyn Device) -> Result<Vec<BufferId>, UploadError> {
-        let (mut ids, mut done) = (vec![], 0);
+    /// Allocates the buffers, after `done` bytes that are there already.
+    pub(crate) fn allocate(
+        &self,
+        device: &mut dyn Device,
+        mut done: u64,
+    ) -> Result<Vec<BufferId>, UploadError> {
+        let (mut ids, total) = (vec![], done + self.bytes());
         for Buffer { label, bytes, .. } in &self.buffers {
             let id = device.allocate(label, *bytes);
-            let total = self.bytes();
             ids.push(id.map_err(|source| UploadError::Memory { done, total, source })?);
             done += bytes;
         }
@@ -98,7 +100,7 @@ impl Layout {
     }
 
     /// Places arrays of a module one behind the other in one buffer.
-    fn arrays<const N: usize>(
+    pub(crate) fn arrays<const N: usize>(
         &mut self,
         module: &str,
         lens: [u64; N],

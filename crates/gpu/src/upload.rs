@@ -1,13 +1,15 @@
 //! A checkpoint's weights, brought to a device.
 
 use crate::device::{Device, DeviceError};
+use crate::in_place::{InFile, windows};
 use crate::layout::Layout;
 use crate::limits::{self, GROUP, ShapeLimit};
 use crate::shape_constants::width;
-use crate::tensor::{Range, Tensor};
+use crate::tensor::{Place, Range, Tensor};
 use crate::weights::{GpuExperts, GpuMatrix, GpuParts};
 use calla_model::network::{CheckpointParts, Source};
-use calla_model::{FloatType, Matrix, MatrixData, Network, Shape, VectorKind};
+use calla_model::{FloatType, MappedFile, Matrix, MatrixData, Network, Shape, VectorKind};
+use std::array;
 
 /// What is written at once.
 const PIECE_BYTES: usize = 16 << 20;
@@ -52,7 +54,7 @@ pub enum UploadError {
     /// The device has not the memory. Nothing was written yet.
     #[error("no memory for the weights, {total} bytes, after {done} of them: {source}")]
     Memory {
-        /// Bytes that had been allocated.
+        /// Bytes that had been allocated, or adopted.
         done: u64,
         /// Bytes of all weights.
         total: u64,
@@ -87,12 +89,31 @@ pub fn upload(
     network: &Network<CheckpointParts>,
     shape: &Shape,
 ) -> Result<Network<GpuParts>, UploadError> {
+    upload_mapped(device, network, shape, &[])
+}
+
+/// The same, but that arrays that lie in one of these files as kernels read them stay there, where the device can use them
+/// so ([`Device::adopt`]): their ranges start at multiples of [`GpuMatrix::alignments`]. What it does not take is copied. The
+/// device's buffers keep the files mapped.
+///
+/// # Errors
+/// As [`upload`].
+pub fn upload_mapped(
+    device: &mut dyn Device,
+    network: &Network<CheckpointParts>,
+    shape: &Shape,
+    files: &[MappedFile],
+) -> Result<Network<GpuParts>, UploadError> {
     limits::check(shape)?;
-    let mut sizes = Placed::new(network, Layout::default());
-    Network::build(shape, &mut sizes)?;
-    let buffers = sizes.layout.allocate(device)?;
-    let mut placed = Placed::new(network, Layout::on(buffers));
+    let mut all = Placed::new(network, Layout::default(), vec![]);
+    Network::build(shape, &mut all)?;
+    let Adopted { ranges, bytes } = adopt(device, &all, files)?;
+    let mut copied = Placed::new(network, Layout::default(), ranges.clone());
+    Network::build(shape, &mut copied)?;
+    let buffers = copied.layout.allocate(device, bytes)?;
+    let mut placed = Placed::new(network, Layout::on(buffers), ranges);
     let on_device = Network::build(shape, &mut placed)?;
+    placed.arrays.retain(|array| !array.is_adopted);
     write(device, &placed.arrays)?;
     Ok(on_device)
 }
@@ -103,14 +124,83 @@ pub fn upload(
 /// If kernels do not take shape or format.
 pub fn check_upload(network: &Network<CheckpointParts>, shape: &Shape) -> Result<(), UploadError> {
     limits::check(shape)?;
-    Network::build(shape, &mut Placed::new(network, Layout::default())).map(drop)
+    Network::build(shape, &mut Placed::new(network, Layout::default(), vec![])).map(drop)
+}
+
+/// Bytes of weights on a device that uses mapped files in place.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct InPlace {
+    /// Those that stay in their files.
+    pub in_place: u64,
+    /// Those that are copied: where the file does not have them as kernels read them, and all vectors, as f32.
+    pub copied: u64,
+}
+
+/// What [`upload_mapped`] would leave in place if the device took it all.
+///
+/// # Errors
+/// If kernels do not take shape or format.
+pub fn in_place(
+    network: &Network<CheckpointParts>,
+    shape: &Shape,
+    files: &[MappedFile],
+) -> Result<InPlace, UploadError> {
+    limits::check(shape)?;
+    let mut all = Placed::new(network, Layout::default(), vec![]);
+    Network::build(shape, &mut all)?;
+    let found = all.in_files(files);
+    let windows = windows(files, &found, u64::MAX);
+    let adopted = windows.iter().flat_map(|window| &window.arrays);
+    let in_place: u64 = adopted.map(|&(array, _)| all.arrays[array].range.len).sum();
+    Ok(InPlace { in_place, copied: all.bytes() - in_place })
+}
+
+/// What a device has adopted.
+struct Adopted {
+    /// Where arrays are in adopted buffers, in the order of the walk; the others have to be copied.
+    ranges: Vec<Option<Range>>,
+    /// Bytes of the buffers.
+    bytes: u64,
+}
+
+/// Has a device adopt what it can use of files.
+fn adopt(
+    device: &mut dyn Device,
+    all: &Placed<'_>,
+    files: &[MappedFile],
+) -> Result<Adopted, UploadError> {
+    let mut adopted = Adopted { ranges: vec![None; all.arrays.len()], bytes: 0 };
+    let most = device.adoptable_bytes();
+    if most == 0 {
+        return Ok(adopted);
+    }
+    let found = all.in_files(files);
+    let windows = windows(files, &found, most);
+    let total = all.bytes();
+    for window in windows {
+        let label = format!("mapped weights from {} on", all.arrays[window.arrays[0].0].module);
+        let bytes = window.pages.len();
+        let id = device.adopt(&label, window.pages);
+        let done = adopted.bytes;
+        let Some(id) = id.map_err(|source| UploadError::Memory { done, total, source })? else {
+            continue;
+        };
+        adopted.bytes += bytes;
+        for (array, start) in window.arrays {
+            let (place, len) = (Place::Buffer(id), all.arrays[array].range.len);
+            adopted.ranges[array] = Some(Range { place, start, len });
+        }
+    }
+    Ok(adopted)
 }
 
 /// A source that gives each module its place.
 struct Placed<'n> {
     network: &'n Network<CheckpointParts>,
     layout: Layout,
-    /// What has to be written.
+    /// Places of arrays that are on the device already, in the order of the walk.
+    adopted: Vec<Option<Range>>,
+    /// All arrays so far.
     arrays: Vec<Array<'n>>,
 }
 
@@ -118,13 +208,32 @@ struct Placed<'n> {
 struct Array<'n> {
     module: String,
     range: Range,
+    /// Whether they are there already.
+    is_adopted: bool,
+    /// What they may start at a multiple of in a file; `None` if no file has them as kernels read them.
+    alignment: Option<u64>,
     /// The bytes, in parts of equal length.
     parts: Vec<&'n [u8]>,
 }
 
 impl<'n> Placed<'n> {
-    fn new(network: &'n Network<CheckpointParts>, layout: Layout) -> Self {
-        Self { network, layout, arrays: vec![] }
+    fn new(
+        network: &'n Network<CheckpointParts>,
+        layout: Layout,
+        adopted: Vec<Option<Range>>,
+    ) -> Self {
+        Self { network, layout, adopted, arrays: vec![] }
+    }
+
+    /// Bytes of all arrays.
+    fn bytes(&self) -> u64 {
+        self.arrays.iter().map(|array| array.range.len).sum()
+    }
+
+    /// Where each array lies in files as kernels read it.
+    fn in_files(&self, files: &[MappedFile]) -> Vec<Option<InFile>> {
+        let find = |array: &Array<'_>| InFile::find(files, &array.parts, array.alignment?);
+        self.arrays.iter().map(find).collect()
     }
 
     /// Places matrices of one shape, stacked.
@@ -138,13 +247,36 @@ impl<'n> Placed<'n> {
             return Err(UploadError::Format { module: module.to_owned(), found });
         }
         let rows = matrices.len() * matrices[0].rows();
-        let placed = self.layout.matrix(module, rows, matrices[0].cols(), bits)?;
-        let ranges = [placed.packed, placed.scales, placed.biases];
-        for (index, range) in ranges.into_iter().enumerate() {
-            let parts = formats.iter().map(|stored| stored.arrays[index]).collect();
-            self.arrays.push(Array { module: module.to_owned(), range, parts });
+        let [rows, cols, bits] = [rows, matrices[0].cols(), bits].map(width);
+        let lens = GpuMatrix::array_bytes(rows, cols, bits);
+        let alignments = GpuMatrix::alignments(bits);
+        let first = self.arrays.len();
+        let adopted: [Option<Range>; 3] =
+            array::from_fn(|i| self.adopted.get(first + i).copied().flatten());
+        let ranges = self.three(module, lens, adopted)?;
+        for (i, range) in ranges.into_iter().enumerate() {
+            let (is_adopted, alignment) = (adopted[i].is_some(), Some(alignments[i]));
+            let parts = formats.iter().map(|stored| stored.arrays[i]).collect();
+            let module = module.to_owned();
+            self.arrays.push(Array { module, range, is_adopted, alignment, parts });
         }
-        Ok(placed)
+        let [packed, scales, biases] = ranges;
+        Ok(GpuMatrix { rows, cols, bits, packed, scales, biases })
+    }
+
+    /// Places those of three arrays that are not adopted.
+    fn three(
+        &mut self,
+        module: &str,
+        lens: [u64; 3],
+        adopted: [Option<Range>; 3],
+    ) -> Result<[Range; 3], UploadError> {
+        if let [Some(packed), Some(scales), Some(biases)] = adopted {
+            return Ok([packed, scales, biases]);
+        }
+        let copied: [u64; 3] = array::from_fn(|i| if adopted[i].is_some() { 0 } else { lens[i] });
+        let placed = self.layout.arrays(module, copied)?;
+        Ok(array::from_fn(|i| adopted[i].unwrap_or(placed[i])))
     }
 }
 
@@ -186,7 +318,8 @@ impl Source<GpuParts> for Placed<'_> {
         let values = values.ok_or_else(|| missing(name, &[len]))?;
         let tensor = self.layout.vector(name, len)?;
         let parts = vec![bytemuck::cast_slice(values)];
-        self.arrays.push(Array { module: name.to_owned(), range: tensor.range, parts });
+        let (module, range) = (name.to_owned(), tensor.range);
+        self.arrays.push(Array { module, range, is_adopted: false, alignment: None, parts });
         Ok(tensor)
     }
 

@@ -45,6 +45,23 @@ impl GpuMatrix {
         u64::from(rows) * u64::from(cols / 64) * Dtype::Bf16.size()
     }
 
+    /// Bytes of packed integers, of scales and of biases.
+    #[must_use]
+    pub fn array_bytes(rows: u32, cols: u32, bits: u32) -> [u64; 3] {
+        let group = Self::group_bytes(rows, cols);
+        [Self::packed_bytes(rows, cols, bits), group, group]
+    }
+
+    /// What the start of each of the three arrays has to be a multiple of, in bytes. Rows follow without a gap; as they have
+    /// groups of 64, each then starts at such a multiple too.
+    ///
+    /// Kernels load 16 packed integers at once (`load_packed16` in `kernels/quantized.h`): 8 bytes of 4 bits each, 16 of 8.
+    /// Scales and biases they load one at a time, as bf16; but what is bound starts at a multiple of 4 ([`crate::check`]).
+    #[must_use]
+    pub fn alignments(bits: u32) -> [u64; 3] {
+        [u64::from(2 * bits), 4, 4]
+    }
+
     /// Bytes of all three arrays.
     #[must_use]
     pub fn size_bytes(&self) -> u64 {

@@ -10,6 +10,7 @@
 pub mod budget;
 pub mod config;
 pub mod format;
+pub mod mapped;
 pub mod matrix;
 mod modules;
 pub mod network;
@@ -17,6 +18,7 @@ pub mod shape;
 
 pub use config::{Config, ConfigError, Quantization};
 pub use format::{AffineFormat, FloatType};
+pub use mapped::{MappedFile, MappedPages};
 pub use matrix::{Experts, Matrix, MatrixData, MatrixError};
 pub use network::{Network, Parts, Source, VectorKind};
 pub use shape::{LayerKind, Shape};

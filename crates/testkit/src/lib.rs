@@ -16,6 +16,7 @@ pub mod operations;
 pub mod places;
 pub mod random;
 pub mod shapes;
+pub mod shards;
 mod speculation;
 pub mod tolerance;
 pub mod weights;

@@ -8,7 +8,7 @@ use crate::norms;
 use crate::repository::{INDEX_FILE, Repository, SINGLE_FILE};
 use crate::shard::Shard;
 use bytes::Bytes;
-use calla_model::{Config, FloatType, Shape};
+use calla_model::{Config, FloatType, MappedFile, Shape};
 use safetensors::Dtype;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -153,6 +153,12 @@ impl Checkpoint {
     /// The weight files with their lengths in bytes.
     pub fn files(&self) -> impl Iterator<Item = (&Path, u64)> {
         self.shards.iter().map(|shard| (shard.path(), shard.len() as u64))
+    }
+
+    /// The weight files as they are mapped, for a device that can use them where they lie; none on systems that are no Unix.
+    #[must_use]
+    pub fn mapped_files(&self) -> Vec<MappedFile> {
+        self.shards.iter().filter_map(Shard::mapped).collect()
     }
 
     pub(crate) fn tensor(&self, canonical: &str) -> Option<Tensor<'_>> {

@@ -4,6 +4,7 @@ use crate::error::Error;
 use crate::header::{self, TensorEntry};
 use crate::repository::Repository;
 use bytes::Bytes;
+use calla_model::MappedFile;
 use memmap2::Mmap;
 use std::path::{Path, PathBuf};
 
@@ -64,6 +65,29 @@ impl Shard {
     pub(crate) fn bytes(&self, tensor: &TensorEntry) -> Bytes {
         self.bytes.slice(tensor.range.clone())
     }
+
+    /// The map itself; `None` if the file is empty or the system does not tell how large its pages are.
+    pub(crate) fn mapped(&self) -> Option<MappedFile> {
+        let page_bytes = page_bytes().filter(|_| !self.bytes.is_empty())?;
+        // SAFETY: `map` maps a file from its first byte to its last, and only to read. Systems start a map where a page does
+        // and map whole pages, with zeros where the last one has no byte of the file (POSIX has it so). `Mapped`, which unmaps
+        // them, is the owner of these bytes, and so goes after all their clones and slices.
+        Some(unsafe { MappedFile::new(self.bytes.clone(), page_bytes) })
+    }
+}
+
+/// Bytes of a page of memory.
+#[cfg(unix)]
+fn page_bytes() -> Option<usize> {
+    // SAFETY: it reads a setting of the system.
+    let bytes = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
+    usize::try_from(bytes).ok().filter(|bytes| bytes.is_power_of_two())
+}
+
+/// Unknown: no device uses maps on other systems.
+#[cfg(not(unix))]
+fn page_bytes() -> Option<usize> {
+    None
 }
 
 fn map(file: &std::fs::File, path: &Path) -> std::io::Result<Bytes> {

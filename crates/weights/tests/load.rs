@@ -10,6 +10,21 @@ fn workspace() -> PathBuf {
 }
 
 #[test]
+fn views_lie_in_files_that_stay_mapped() {
+    let checkpoint = Checkpoint::open(workspace().join("demo")).unwrap();
+    let network = checkpoint.load().unwrap();
+    let files = checkpoint.mapped_files();
+    let MatrixData::Affine { packed, .. } = network.layers[1].moe.gate.data() else { panic!() };
+    let start = files[0].offset_of(packed).unwrap();
+    let pages = files[0].pages(start..start + packed.len() as u64).unwrap();
+    assert!(pages.as_ptr().addr().is_multiple_of(pages.page_bytes() as usize));
+    let expected = packed.to_vec();
+    drop((network, checkpoint, files));
+    let at = (start - pages.start()) as usize;
+    assert_eq!(&pages.file_bytes()[at..][..expected.len()], &expected[..]);
+}
+
+#[test]
 fn the_demo_checkpoint_loads() {
     let checkpoint = Checkpoint::open(workspace().join("demo")).unwrap();
     assert_eq!(checkpoint.shape(), &calla_model::Shape::demo());

@@ -1,158 +1,21 @@
 //! Weights on a device: they arrive, and what kernels do not take is refused.
 
+#[path = "../common/mod.rs"]
 mod common;
+mod in_place;
+mod memory;
 
 use calla_gpu::limits::{Bound, ShapeLimit};
 use calla_gpu::{BufferId, embed::embed};
-use calla_gpu::{
-    Described, Device, DeviceError, Dispatch, GpuMatrix, GpuParts, Place, Range, Tensor,
-    UploadError, upload,
-};
+use calla_gpu::{Described, Device, DeviceError, GpuParts, Place, Range, UploadError, upload};
 use calla_model::budget::{Mlx4Bit, PartBytes, Size, SizeParts};
 use calla_model::network::{CheckpointParts, Mixer, Source};
-use calla_model::{Experts, FloatType, Matrix, MatrixData, Network, Shape, VectorKind};
+use calla_model::{Experts, FloatType, MatrixData, Network, Shape, VectorKind};
 use calla_testkit::weights::{Stored, matrix as random_matrix};
 use calla_testkit::{Random, compare, places, shapes};
 use common::{quantised, tolerance};
+use memory::{Memory, compared};
 use std::convert::Infallible;
-
-/// Buffers in memory, as far as it goes, and nothing that runs.
-#[derive(Default)]
-struct Memory {
-    buffers: Vec<Vec<u8>>,
-    /// Where the next write ends, if writes are to fail then.
-    writes_left: Option<usize>,
-    /// Bytes that there are.
-    limit: Option<u64>,
-    longest_write: usize,
-}
-
-impl Memory {
-    fn bytes(&mut self, range: Range) -> &mut [u8] {
-        let Place::Buffer(id) = range.place else { panic!("{range:?}") };
-        &mut self.buffers[id.0 as usize][range.start as usize..][..range.len as usize]
-    }
-
-    fn used(&self) -> u64 {
-        self.buffers.iter().map(|buffer| buffer.len() as u64).sum()
-    }
-}
-
-impl Device for Memory {
-    fn allocate(&mut self, label: &str, bytes: u64) -> Result<BufferId, DeviceError> {
-        if self.limit.is_some_and(|limit| self.used() + bytes > limit) {
-            let label = label.to_owned();
-            return Err(DeviceError::OutOfMemory { device: "test", label, bytes });
-        }
-        assert!(bytes < 1 << 32, "{label}: {bytes} bytes");
-        self.buffers.push(vec![0xff; bytes as usize]);
-        Ok(BufferId(self.buffers.len() as u32 - 1))
-    }
-
-    fn release(&mut self, buffer: BufferId) -> Result<(), DeviceError> {
-        self.buffers[buffer.0 as usize].clear();
-        Ok(())
-    }
-
-    fn write(&mut self, range: Range, bytes: &[u8]) -> Result<(), DeviceError> {
-        if let Some(left) = &mut self.writes_left {
-            if *left == 0 {
-                let (label, reason) = ("a write".to_owned(), "it was unplugged".to_owned());
-                return Err(DeviceError::Failed { label, reason });
-            }
-            *left -= 1;
-        }
-        assert!(range.start.is_multiple_of(16), "{range:?}");
-        self.longest_write = self.longest_write.max(bytes.len());
-        self.bytes(range).copy_from_slice(bytes);
-        Ok(())
-    }
-
-    fn read(&mut self, range: Range, bytes: &mut [u8]) -> Result<(), DeviceError> {
-        bytes.copy_from_slice(self.bytes(range));
-        Ok(())
-    }
-
-    fn run(&mut self, _: &[Dispatch], _: &[usize]) -> Result<(), DeviceError> {
-        Err(DeviceError::Failed { label: "a run".to_owned(), reason: "it cannot".to_owned() })
-    }
-}
-
-/// Reads modules back, compares them with the checkpoint's, and keeps the ranges that it saw.
-struct Compared<'a> {
-    memory: &'a mut Memory,
-    expected: &'a Network<CheckpointParts>,
-    actual: &'a Network<GpuParts>,
-    ranges: Vec<Range>,
-}
-
-impl Compared<'_> {
-    fn compare(&mut self, name: &str, range: Range, parts: &[&[u8]]) {
-        assert!(range.start.is_multiple_of(256), "{name}: {range:?}");
-        assert!(self.memory.bytes(range) == parts.concat(), "{name}");
-        self.ranges.push(range);
-    }
-
-    fn stacked(&mut self, name: &str, matrices: &[&Matrix], actual: &GpuMatrix) {
-        let mut arrays = [vec![], vec![], vec![]];
-        for matrix in matrices {
-            let MatrixData::Affine { format, packed, scales, biases, .. } = matrix.data() else {
-                panic!("{name}: {matrix:?}")
-            };
-            assert_eq!(format.bits(), actual.bits as usize, "{name}");
-            for (all, array) in arrays.iter_mut().zip([packed, scales, biases]) {
-                all.push(&array[..]);
-            }
-        }
-        let dims = (matrices.len() * matrices[0].rows(), matrices[0].cols());
-        assert_eq!((actual.rows as usize, actual.cols as usize), dims, "{name}");
-        let ranges = [actual.packed, actual.scales, actual.biases];
-        for (range, parts) in ranges.into_iter().zip(arrays) {
-            self.compare(name, range, &parts);
-        }
-    }
-}
-
-/// Walks over the network by its names.
-impl Source<SizeParts> for Compared<'_> {
-    type Error = Infallible;
-
-    fn matrix(&mut self, name: &str, _: usize, _: usize) -> Result<Size, Infallible> {
-        let (expected, actual) = (self.expected.matrix(name), self.actual.matrix(name));
-        self.stacked(name, &[expected.expect(name)], actual.expect(name));
-        Ok(Size::default())
-    }
-
-    fn experts(
-        &mut self,
-        layer_mlp: &str,
-        projection: &'static str,
-        count: usize,
-        _: usize,
-        _: usize,
-    ) -> Result<Size, Infallible> {
-        let expected = self.expected.experts(layer_mlp, projection).expect(projection);
-        let actual = self.actual.experts(layer_mlp, projection).expect(projection);
-        assert_eq!(actual.count as usize, count);
-        let matrices: Vec<&Matrix> = expected.iter().collect();
-        self.stacked(&format!("{layer_mlp}.{projection}"), &matrices, &actual.stacked);
-        Ok(Size::default())
-    }
-
-    fn vector(&mut self, name: &str, _: VectorKind, len: usize) -> Result<Size, Infallible> {
-        let expected = self.expected.vector(name).expect(name);
-        let actual: &Tensor = self.actual.vector(name).expect(name);
-        assert_eq!((actual.rows, actual.cols as usize), (1, len), "{name}");
-        let bytes: Vec<u8> = expected.iter().flat_map(|value| value.to_le_bytes()).collect();
-        self.compare(name, actual.range, &[&bytes]);
-        Ok(Size::default())
-    }
-
-    fn has_mtp(&self) -> bool {
-        assert_eq!(self.actual.mtp.is_some(), self.expected.mtp.is_some());
-        self.expected.mtp.is_some()
-    }
-}
 
 /// Uploads a network, reads everything back, and gives the bytes of its weights.
 fn uploaded(network: &Network<CheckpointParts>, shape: &Shape) -> u64 {
@@ -162,16 +25,7 @@ fn uploaded(network: &Network<CheckpointParts>, shape: &Shape) -> u64 {
     let actual = upload(&mut memory, network, shape).unwrap_or_else(|error| panic!("{error}"));
     assert_eq!(actual.lm_head.is_none(), shape.tied_embeddings);
     assert!(memory.longest_write <= 16 << 20, "{}", memory.longest_write);
-    let mut compared =
-        Compared { memory: &mut memory, expected: network, actual: &actual, ranges: vec![] };
-    let walked = Network::build(shape, &mut compared);
-    assert!(walked.is_ok_and(|walked| walked.layers.len() == shape.layers.len()));
-    let mut ranges = compared.ranges;
-    ranges.sort_by_key(|range| (range.place, range.start));
-    for pair in ranges.windows(2) {
-        assert!(!pair[0].overlaps(&pair[1]), "{pair:?}");
-    }
-    ranges.iter().map(|range| range.len).sum()
+    compared(&memory, network, &actual, shape).iter().map(|range| range.len).sum()
 }
 
 fn odd() -> Shape {
