@@ -2,7 +2,7 @@
 
 use crate::capabilities::Capabilities;
 use crate::fault::Fault;
-use calla_gpu::Dispatch;
+use calla_gpu::{Dispatch, MappedPages};
 use std::path::Path;
 
 /// Version of the Metal Shading Language to compile a source in.
@@ -118,10 +118,14 @@ pub trait Api: Send {
     /// Allocates a buffer of at least one byte; `None` if Metal has not the memory.
     fn buffer(&mut self, label: &str, bytes: u64) -> Option<Self::Buffer>;
 
+    /// Makes a buffer of pages of a mapped file, which are not copied and which nothing may write; `None` if Metal refuses
+    /// them. The buffer itself holds the pages: they stay mapped until Metal has freed it.
+    fn buffer_no_copy(&mut self, label: &str, pages: MappedPages) -> Option<Self::Buffer>;
+
     /// Gives a buffer back that no command buffer uses any more.
     fn release(&mut self, buffer: Self::Buffer);
 
-    /// Copies bytes to a buffer that no command buffer uses. They fit behind `offset`.
+    /// Copies bytes to a buffer that no command buffer uses and that is no file's. They fit behind `offset`.
     fn write(&mut self, buffer: &Self::Buffer, offset: u64, bytes: &[u8]);
 
     /// Copies bytes from a buffer that no command buffer writes. They lie within it.

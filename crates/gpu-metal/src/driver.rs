@@ -8,7 +8,9 @@ use crate::inline::inline;
 use crate::pace::Pace;
 use crate::self_test::{SelfTestError, self_test};
 use calla_gpu::sources::{HEADERS, KERNELS, METAL4_HEADERS, METAL4_KERNELS, Source};
-use calla_gpu::{BufferId, Device, DeviceError, Dispatch, OverLimit, Pipelines, Range, check};
+use calla_gpu::{
+    BufferId, Device, DeviceError, Dispatch, MappedPages, OverLimit, Pipelines, Range, check,
+};
 use std::collections::{HashMap, VecDeque};
 use std::path::Path;
 
@@ -69,6 +71,10 @@ pub enum OpenError {
     },
 }
 
+fn no_memory(label: &str, bytes: u64) -> DeviceError {
+    DeviceError::OutOfMemory { device: DEVICE, label: label.to_owned(), bytes }
+}
+
 /// A Mac's GPU, or what stands for it.
 pub struct MetalDevice<A: Api> {
     api: A,
@@ -113,6 +119,8 @@ struct Archive<A> {
 struct Buffer<B> {
     buffer: B,
     bytes: u64,
+    /// Whether it is pages of a mapped file, which nothing writes.
+    is_mapped: bool,
 }
 
 /// By id; a released one leaves its place empty, so that no id means two buffers.
@@ -129,6 +137,15 @@ impl<B> Buffers<B> {
         // The address of what is bound has to lie in the buffer, even if no byte of it is used.
         let range = Range { len: range.len.max(1), ..range };
         self.get(check::range(range, &|id| Ok(self.get(id)?.bytes))?)
+    }
+
+    /// The same, of a range that is written.
+    fn written(&self, range: Range) -> Result<&Buffer<B>, String> {
+        let buffer = self.of(range)?;
+        if buffer.is_mapped {
+            return Err("it is a mapped file, which nothing writes".to_owned());
+        }
+        Ok(buffer)
     }
 
     /// The buffer that a copy of `len` bytes concerns; `None` if there is nothing to copy.
@@ -287,10 +304,39 @@ impl<A: Api> MetalDevice<A> {
         result
     }
 
-    /// Bytes of all buffers.
+    /// Bytes of all buffers, mapped files included: all of it counts towards the working set.
     #[must_use]
     pub fn allocated_bytes(&self) -> u64 {
         self.allocated
+    }
+
+    /// Bytes of a new buffer, `bytes` rounded up to 16, if it is within the limits.
+    fn admit(&self, label: &str, bytes: u64) -> Result<u64, DeviceError> {
+        // Metal makes no buffer of no bytes.
+        let rounded = bytes.max(1).checked_next_multiple_of(16);
+        let rounded = rounded.ok_or_else(|| no_memory(label, bytes))?;
+        let Capabilities { buffer_bytes, working_set_bytes, .. } = *self.api.capabilities();
+        let all = self.allocated.checked_add(rounded).ok_or_else(|| no_memory(label, bytes))?;
+        let over = |limit, most, advice| {
+            let (device, label, allocated) = (DEVICE, label.to_owned(), self.allocated);
+            let over = OverLimit { device, label, bytes, allocated, limit, most, advice };
+            DeviceError::OverLimit(Box::new(over))
+        };
+        if rounded > buffer_bytes {
+            return Err(over("maxBufferLength, for one buffer,", buffer_bytes, BUFFER_ADVICE));
+        }
+        if all > working_set_bytes {
+            let limit = "recommendedMaxWorkingSetSize, for all buffers,";
+            return Err(over(limit, working_set_bytes, WORKING_SET_ADVICE));
+        }
+        Ok(rounded)
+    }
+
+    /// Counts a new buffer and gives it an id.
+    fn keep(&mut self, buffer: Buffer<A::Buffer>) -> BufferId {
+        self.allocated += buffer.bytes;
+        self.buffers.0.push(Some(buffer));
+        BufferId(self.buffers.0.len() as u32 - 1)
     }
 
     /// Makes the pipeline of a dispatch, unless it is there.
@@ -349,7 +395,11 @@ impl<A: Api> MetalDevice<A> {
             return Err(format!("{bytes} bytes of parameters; Metal takes {BYTES_MAX}"));
         }
         for (index, binding) in dispatch.bindings.iter().enumerate() {
-            let range = self.buffers.of(binding.range);
+            let range = if binding.access.writes() {
+                self.buffers.written(binding.range)
+            } else {
+                self.buffers.of(binding.range)
+            };
             range.map_err(|reason| format!("buffer {index}: {reason}"))?;
         }
         Ok(())
@@ -467,28 +517,24 @@ impl<A: Api> Drop for MetalDevice<A> {
 
 impl<A: Api> Device for MetalDevice<A> {
     fn allocate(&mut self, label: &str, bytes: u64) -> Result<BufferId, DeviceError> {
-        let no_memory =
-            || DeviceError::OutOfMemory { device: DEVICE, label: label.to_owned(), bytes };
-        // Metal makes no buffer of no bytes.
-        let rounded = bytes.max(1).checked_next_multiple_of(16).ok_or_else(no_memory)?;
-        let Capabilities { buffer_bytes, working_set_bytes, .. } = *self.api.capabilities();
-        let all = self.allocated.checked_add(rounded).ok_or_else(no_memory)?;
-        let over = |limit, most, advice| {
-            let (device, label, allocated) = (DEVICE, label.to_owned(), self.allocated);
-            let over = OverLimit { device, label, bytes, allocated, limit, most, advice };
-            DeviceError::OverLimit(Box::new(over))
+        let rounded = self.admit(label, bytes)?;
+        let buffer = self.api.buffer(label, rounded).ok_or_else(|| no_memory(label, bytes))?;
+        Ok(self.keep(Buffer { buffer, bytes: rounded, is_mapped: false }))
+    }
+
+    fn adoptable_bytes(&self) -> u64 {
+        self.api.capabilities().buffer_bytes
+    }
+
+    fn adopt(&mut self, label: &str, pages: MappedPages) -> Result<Option<BufferId>, DeviceError> {
+        let bytes = self.admit(label, pages.len())?;
+        let Some(buffer) = self.api.buffer_no_copy(label, pages) else {
+            tracing::warn!(
+                "Metal does not take {bytes} bytes of {label} where they are mapped: they are copied"
+            );
+            return Ok(None);
         };
-        if rounded > buffer_bytes {
-            return Err(over("maxBufferLength, for one buffer,", buffer_bytes, BUFFER_ADVICE));
-        }
-        if all > working_set_bytes {
-            let limit = "recommendedMaxWorkingSetSize, for all buffers,";
-            return Err(over(limit, working_set_bytes, WORKING_SET_ADVICE));
-        }
-        let buffer = self.api.buffer(label, rounded).ok_or_else(no_memory)?;
-        self.allocated = all;
-        self.buffers.0.push(Some(Buffer { buffer, bytes: rounded }));
-        Ok(BufferId(self.buffers.0.len() as u32 - 1))
+        Ok(Some(self.keep(Buffer { buffer, bytes, is_mapped: true })))
     }
 
     fn release(&mut self, buffer: BufferId) -> Result<(), DeviceError> {
@@ -507,6 +553,8 @@ impl<A: Api> Device for MetalDevice<A> {
     fn write(&mut self, range: Range, bytes: &[u8]) -> Result<(), DeviceError> {
         self.finish()?;
         if let Some(buffer) = self.buffers.copied("a write", range, bytes.len())? {
+            let written = self.buffers.written(range);
+            written.map_err(|reason| DeviceError::failed("a write", reason))?;
             self.api.write(&buffer.buffer, range.start, bytes);
         }
         Ok(())

@@ -7,8 +7,9 @@ use crate::capabilities::Capabilities;
 use crate::driver::{Kernels, MetalDevice, OpenError};
 use crate::fault::Fault;
 use crate::options::{Description, Opened, Options, Unused};
-use calla_gpu::Dispatch;
+use block2::RcBlock;
 use calla_gpu::metal4::{SelfTestError, self_test};
+use calla_gpu::{Dispatch, MappedPages};
 use objc2::rc::{Retained, autoreleasepool};
 use objc2::runtime::ProtocolObject;
 use objc2_foundation::{
@@ -24,6 +25,7 @@ use objc2_metal::{
     MTLMathFloatingPointFunctions, MTLMathMode, MTLPipelineOption, MTLResidencySet,
     MTLResidencySetDescriptor, MTLResource, MTLResourceOptions, MTLSize,
 };
+use std::ffi::c_void;
 use std::path::Path;
 use std::ptr::NonNull;
 
@@ -32,6 +34,10 @@ use std::ptr::NonNull;
 unsafe extern "C" {}
 
 type Object<P> = Retained<ProtocolObject<P>>;
+
+/// How all buffers are made.
+const BUFFER_OPTIONS: MTLResourceOptions =
+    MTLResourceOptions::StorageModeShared.union(MTLResourceOptions::HazardTrackingModeTracked);
 
 /// A device and its one queue.
 pub struct Metal {
@@ -73,7 +79,11 @@ pub struct Archive(Object<dyn MTLBinaryArchive>);
 unsafe impl Send for Archive {}
 
 /// `MTLBuffer`
-pub struct Buffer(Object<dyn MTLBuffer>);
+pub struct Buffer {
+    buffer: Object<dyn MTLBuffer>,
+    /// Whether it is pages of a file, which are mapped to be read alone.
+    is_mapped: bool,
+}
 
 // SAFETY: Metal's resources are retained and released atomically; their contents are only touched through `&mut Metal`.
 unsafe impl Send for Buffer {}
@@ -171,6 +181,18 @@ impl Metal {
             descriptor, options, None,
         );
         made.map(Pipeline)
+    }
+
+    /// Labels a new buffer and keeps it resident.
+    fn keep(&mut self, label: &str, buffer: Object<dyn MTLBuffer>, is_mapped: bool) -> Buffer {
+        buffer.setLabel(Some(&NSString::from_str(label)));
+        if let Some(set) = &self.residency {
+            let allocation: &ProtocolObject<dyn MTLAllocation> = ProtocolObject::from_ref(&*buffer);
+            set.addAllocation(allocation);
+            set.commit();
+            set.requestResidency();
+        }
+        Buffer { buffer, is_mapped }
     }
 
     /// Records all that the device does from now on.
@@ -396,23 +418,39 @@ impl Api for Metal {
 
     fn buffer(&mut self, label: &str, bytes: u64) -> Option<Self::Buffer> {
         autoreleasepool(|_| {
-            let options = MTLResourceOptions::StorageModeShared
-                | MTLResourceOptions::HazardTrackingModeTracked;
             let bytes = usize::try_from(bytes).ok()?;
-            let buffer = self.device.newBufferWithLength_options(bytes, options)?;
-            buffer.setLabel(Some(&NSString::from_str(label)));
-            if let Some(set) = &self.residency {
-                let allocation: &ProtocolObject<dyn MTLAllocation> =
-                    ProtocolObject::from_ref(&*buffer);
-                set.addAllocation(allocation);
-                set.commit();
-                set.requestResidency();
-            }
-            Some(Buffer(buffer))
+            let buffer = self.device.newBufferWithLength_options(bytes, BUFFER_OPTIONS)?;
+            Some(self.keep(label, buffer, false))
         })
     }
 
-    fn release(&mut self, Buffer(buffer): Self::Buffer) {
+    fn buffer_no_copy(&mut self, label: &str, pages: MappedPages) -> Option<Self::Buffer> {
+        autoreleasepool(|_| {
+            let start = NonNull::new(pages.as_ptr().cast_mut())?.cast::<c_void>();
+            let bytes = usize::try_from(pages.len()).ok()?;
+            // What it does when it is called is nothing: it owns the pages, and goes when Metal has no more use for them.
+            let deallocator = RcBlock::new(move |_: NonNull<c_void>, _: usize| {
+                let _owned: &MappedPages = &pages;
+            });
+            // SAFETY: `MappedPages` proves that the address and the length are multiples of the system's page and that all
+            // of it may be read as long as it lives. It is owned by the block, which Metal keeps until it has freed the
+            // buffer, which command buffers that use it retain: so nothing reads the pages after they are unmapped. Its
+            // destructor may run on any thread, as `MappedPages` is `Send`. Nothing writes through the address: `write`
+            // refuses this buffer, the driver binds it to be read alone, and the system lets nobody, as it mapped the pages
+            // so. Another process may change the file meanwhile: any bytes are values to a kernel.
+            let buffer = unsafe {
+                self.device.newBufferWithBytesNoCopy_length_options_deallocator(
+                    start,
+                    bytes,
+                    BUFFER_OPTIONS,
+                    Some(&deallocator),
+                )
+            };
+            Some(self.keep(label, buffer?, true))
+        })
+    }
+
+    fn release(&mut self, Buffer { buffer, .. }: Self::Buffer) {
         autoreleasepool(|_| {
             if let Some(set) = &self.residency {
                 set.removeAllocation(ProtocolObject::from_ref(&*buffer));
@@ -422,21 +460,25 @@ impl Api for Metal {
         });
     }
 
-    fn write(&mut self, Buffer(buffer): &Self::Buffer, offset: u64, bytes: &[u8]) {
+    fn write(&mut self, buffer: &Self::Buffer, offset: u64, bytes: &[u8]) {
+        let Buffer { buffer, is_mapped } = buffer;
         let offset = offset as usize;
+        assert!(!is_mapped, "the driver refuses to write what is mapped to be read");
         assert!(offset + bytes.len() <= buffer.length(), "the driver keeps within buffers");
         // SAFETY: the buffer is shared, so that `contents` is the address of its `length` bytes, and all that is written
-        // lies within. The driver waits for what it commits, so that neither GPU nor processor uses them meanwhile.
+        // lies within; it is none of pages that may only be read. The driver waits for what it commits, so that neither GPU
+        // nor processor uses them meanwhile.
         unsafe {
             let start = buffer.contents().cast::<u8>().as_ptr().add(offset);
             std::ptr::copy_nonoverlapping(bytes.as_ptr(), start, bytes.len());
         }
     }
 
-    fn read(&mut self, Buffer(buffer): &Self::Buffer, offset: u64, bytes: &mut [u8]) {
+    fn read(&mut self, Buffer { buffer, .. }: &Self::Buffer, offset: u64, bytes: &mut [u8]) {
         let offset = offset as usize;
         assert!(offset + bytes.len() <= buffer.length(), "the driver keeps within buffers");
-        // SAFETY: as in `write`. Any bytes are a `u8`; what Metal allocates is initialised.
+        // SAFETY: as in `write`, but that pages of a file may be read. Any bytes are a `u8`; what Metal allocates is
+        // initialised, as are files.
         unsafe {
             let start = buffer.contents().cast::<u8>().as_ptr().add(offset);
             std::ptr::copy_nonoverlapping(start, bytes.as_mut_ptr(), bytes.len());
@@ -476,7 +518,7 @@ impl Api for Metal {
         &mut self,
         encoder: &Self::Encoder,
         index: u32,
-        Buffer(buffer): &Self::Buffer,
+        Buffer { buffer, .. }: &Self::Buffer,
         offset: u64,
     ) {
         // SAFETY: the driver has checked that the offset lies in the buffer, and the command buffer retains it. What the

@@ -3,7 +3,7 @@
 use crate::api::{Api, Ended, Language, PipelineLimits};
 use crate::capabilities::Capabilities;
 use crate::fault::Fault;
-use calla_gpu::Dispatch;
+use calla_gpu::{Dispatch, MappedPages};
 use std::path::Path;
 
 /// No device.
@@ -72,6 +72,10 @@ impl Api for NoMetal {
     }
 
     fn buffer(&mut self, _: &str, _: u64) -> Option<Self::Buffer> {
+        match *self {}
+    }
+
+    fn buffer_no_copy(&mut self, _: &str, _: MappedPages) -> Option<Self::Buffer> {
         match *self {}
     }
 

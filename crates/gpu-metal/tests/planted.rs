@@ -6,7 +6,8 @@ use calla_gpu::copy::copy;
 use calla_gpu::{Device as _, Place, Range};
 use calla_gpu_metal::{Kernels, MetalDevice};
 use common::contract::{Contract, Plant};
-use common::network::{demo, drive, runner};
+use common::files;
+use common::network::{demo, drive, runner, runner_of};
 
 /// What is noted with a fault planted.
 fn violations(plant: Plant) -> Vec<String> {
@@ -53,6 +54,34 @@ fn each_planted_fault_is_noticed() {
     ];
     for (plant, due) in plants {
         let found = violations(plant);
+        assert!(found.iter().any(|text| text.contains(due)), "{plant:?}: {found:#?}");
+    }
+}
+
+/// The same with weights in mapped files.
+fn violations_in_place(demo: &files::Demo, plant: Plant) -> Vec<String> {
+    let contract = Contract::with(|_, world| world.plant = Some(plant));
+    let (device, network) = files::bring(demo, &contract, &demo.files);
+    let mut runner = runner_of(&demo.shape, device, network);
+    drive(&demo.shape, &mut runner).unwrap();
+    contract.world().violations()
+}
+
+#[test]
+fn each_planted_fault_with_a_mapped_file_is_noticed() {
+    let demo = files::demo(&[0, 16]);
+    let plants = [
+        (Plant::PagesMisaligned(0), "not from where one starts"),
+        (Plant::PagesMisaligned(1), "not from where one starts"),
+        (Plant::PagesPartial(1), "not of whole pages"),
+        (Plant::PagesBeyondFile(1), "behind the file's pages"),
+        (Plant::PagesUnmapped(1), "was released"),
+        (Plant::PagesUnmapped(1), "was unmapped while"),
+        (Plant::FileWritten(3), "which is a mapped file"),
+        (Plant::FileBoundToWrite(40), "writes mapped weights from"),
+    ];
+    for (plant, due) in plants {
+        let found = violations_in_place(&demo, plant);
         assert!(found.iter().any(|text| text.contains(due)), "{plant:?}: {found:#?}");
     }
 }

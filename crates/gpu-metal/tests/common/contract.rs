@@ -4,11 +4,14 @@
 //! Where Metal is lenient (slots stay bound from one dispatch to the next, buffers may be released early), it is not: the
 //! driver promises more. With a [`Plant`] it distorts the driver's calls as a faulty driver would make them.
 
+mod dispatch;
+mod mapped;
+
 use super::declared::{self, Declared};
-use calla_gpu::{Access, Binding, BufferId, Dispatch, Place};
+use calla_gpu::{Binding, Dispatch, MappedPages};
 use calla_gpu_metal::api::PipelineLimits;
 use calla_gpu_metal::{Api, Capabilities, Ended, Fault, Language};
-use calla_msl::Memory;
+use mapped::{Handle, Mapped};
 use std::collections::{BTreeSet, HashMap};
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -50,6 +53,18 @@ pub enum Plant {
     /// The n-th buffer is made without hazard tracking.
     Untracked(usize),
     ReleasedWhileRunning(usize),
+    /// The n-th pages are taken from somewhere within a page.
+    PagesMisaligned(usize),
+    /// They end where the file does, not where a page does.
+    PagesPartial(usize),
+    /// They are one too many.
+    PagesBeyondFile(usize),
+    /// Only their address is kept, and the file is unmapped.
+    PagesUnmapped(usize),
+    /// The n-th write goes to a file.
+    FileWritten(usize),
+    /// What the n-th dispatch writes is bound to a file.
+    FileBoundToWrite(usize),
 }
 
 #[derive(Default)]
@@ -74,11 +89,16 @@ struct Commands {
     writes: BTreeSet<usize>,
 }
 
+#[derive(Default)]
 struct Buffer {
     label: String,
     bytes: u64,
     released: bool,
     is_untracked: bool,
+    /// The pages of a file that it is.
+    mapped: Option<Mapped>,
+    /// What was written, where a test wants to read it.
+    written: Vec<u8>,
 }
 
 /// First line of an archive's file.
@@ -118,6 +138,12 @@ pub struct World {
     pub compiler_errors: HashMap<String, String>,
     /// What the processor finds in the buffer of each label that is named here; zeros in others.
     pub contents: HashMap<String, Vec<u8>>,
+    /// Whether what is written can be read.
+    pub is_written_kept: bool,
+    /// Whether Metal takes no pages of files.
+    pub refuses_pages: bool,
+    /// Bytes of a page, where they are not the system's.
+    pub page_bytes: Option<u64>,
     archives: Vec<Lines>,
     /// Pipelines that were compiled; others were in an archive.
     pub compiled: usize,
@@ -133,7 +159,7 @@ pub struct World {
 impl World {
     fn violation(&mut self, text: String) {
         // A driver that is wrong is wrong in each dispatch.
-        if self.violations.len() < 100 {
+        if self.violations.len() < 100 && !self.violations.contains(&text) {
             self.violations.push(text);
         }
     }
@@ -176,112 +202,18 @@ impl World {
         if index >= 31 {
             self.violation(format!("buffer index {index}; Metal has 31"));
         }
-        let Buffer { label, bytes, released, .. } = &self.buffers[buffer];
-        let (label, bytes, released) = (label.clone(), *bytes, *released);
-        if released {
+        let found = &self.buffers[buffer];
+        let (label, bytes, is_gone) = (found.label.clone(), found.bytes, found.is_gone());
+        let alignment = if found.mapped.is_some() { mapped::ALIGNMENT } else { ALIGNMENT };
+        if is_gone {
             self.violation(format!("{label} was released"));
         }
-        if offset >= bytes || !offset.is_multiple_of(ALIGNMENT) {
+        if offset >= bytes || !offset.is_multiple_of(alignment) {
             self.violation(format!("{label}: offset {offset} of {bytes} bytes"));
         }
         let commands = self.encoders[encoder].commands;
         self.commands[commands].uses.insert(buffer);
         self.encoders[encoder].buffers.insert(index, (buffer, offset));
-    }
-
-    fn dispatch(&mut self, encoder: usize, groups: [u32; 3], threads: [u32; 3]) {
-        let state = &mut self.encoders[encoder];
-        let (pipeline, described) = (state.pipeline, state.described.take());
-        let (buffers, bytes) = (state.buffers.clone(), state.bytes.clone());
-        let ended = state.ended;
-        let Some(pipeline) = pipeline else {
-            return self.violation("a dispatch without a pipeline".to_owned());
-        };
-        let Some(described) = described else {
-            return self.violation("a dispatch that nobody asked for".to_owned());
-        };
-        let Pipeline { entry, constants, declared } = &self.pipelines[pipeline];
-        let mut wrong = vec![];
-        if ended {
-            wrong.push("a dispatch after the end of its encoder".to_owned());
-        }
-        if *entry != described.entry || *constants != described.constants {
-            wrong.push(format!("runs {entry} {constants:?} in place of {}", described.entry));
-        }
-        for constant in &declared.constants {
-            let given = constants.iter().any(|&(index, _)| index == constant.index);
-            if (constant.required && !given) || constant.scalar != "uint" {
-                wrong.push(format!("function constant {}", constant.name));
-            }
-        }
-        let most = declared.max_threads.unwrap_or(THREADS).min(THREADS);
-        let count: u32 = threads.iter().product();
-        if count == 0 || count > most || !count.is_multiple_of(32) || threads != described.threads {
-            wrong.push(format!("{threads:?} threads, at most {most}"));
-        }
-        if groups.contains(&0) || groups != described.grid {
-            wrong.push(format!("{groups:?} threadgroups of {:?}", described.grid));
-        }
-        for slot in &declared.slots {
-            let (index, name) = (slot.index, &slot.name);
-            if let Some(size) = slot.bytes {
-                match bytes.get(&index) {
-                    None => wrong.push(format!("{name} has no bytes")),
-                    Some(bytes) if bytes.len() != size || *bytes != described.params => {
-                        wrong.push(format!("{name}: {} bytes, of {size}", bytes.len()));
-                    }
-                    Some(_) => {}
-                }
-                continue;
-            }
-            let Some(&(buffer, offset)) = buffers.get(&index) else {
-                wrong.push(format!("{name} is not bound"));
-                continue;
-            };
-            let Some(Binding { range, access }) = described.bindings.get(index as usize) else {
-                wrong.push(format!("{name} is not declared by the dispatch"));
-                continue;
-            };
-            let is_declared = Place::Buffer(BufferId(buffer as u32)) == range.place;
-            if !is_declared || offset != range.start {
-                wrong.push(format!("{name} is buffer {buffer} at {offset}, not {range:?}"));
-            }
-            if offset + range.len > self.buffers[buffer].bytes {
-                wrong.push(format!("{name}: buffer {buffer} is too short for {range:?}"));
-            }
-            if (slot.memory == Memory::Write) != (*access != Access::Read) {
-                wrong.push(format!("{name} is {:?}, bound to {access:?}", slot.memory));
-            }
-        }
-        if buffers.len() + bytes.len() != declared.slots.len() {
-            let bound = buffers.len() + bytes.len();
-            wrong.push(format!("{bound} slots are bound of {}", declared.slots.len()));
-        }
-        for binding in described.bindings.iter().filter(|binding| binding.access.writes()) {
-            if let Place::Buffer(BufferId(id)) = binding.range.place {
-                let commands = self.encoders[encoder].commands;
-                self.commands[commands].writes.insert(id as usize);
-            }
-        }
-        self.entries.insert(described.entry.to_owned());
-        self.dispatches += 1;
-        let state = &mut self.encoders[encoder];
-        for binding in &described.bindings {
-            let meets = |(other, _): &&(Binding, String)| {
-                let writes = binding.access.writes() || other.access.writes();
-                writes && binding.range.overlaps(&other.range)
-            };
-            if let Some((_, label)) = state.since_barrier.iter().find(meets) {
-                wrong.push(format!("no barrier after {label}"));
-                break;
-            }
-        }
-        let touched = described.bindings.iter();
-        state.since_barrier.extend(touched.map(|binding| (*binding, described.label.clone())));
-        (state.buffers, state.bytes) = (HashMap::new(), HashMap::new());
-        for text in wrong {
-            self.violation(format!("{}: {text}", described.label));
-        }
     }
 
     /// Requires that Metal orders a command buffer behind those under way where they share a buffer that one writes: it
@@ -365,7 +297,7 @@ impl Contract {
 impl Api for Contract {
     type Library = usize;
     type Pipeline = usize;
-    type Buffer = usize;
+    type Buffer = Handle;
     type CommandBuffer = usize;
     type Encoder = usize;
     type Archive = usize;
@@ -488,28 +420,27 @@ impl Api for Contract {
         let bytes = if is_short { bytes / 32 * 16 } else { bytes };
         let is_untracked = world.is_planted("tracking", Plant::Untracked);
         let label = label.to_owned();
-        world.buffers.push(Buffer { label, bytes, released: false, is_untracked });
-        Some(world.buffers.len() - 1)
+        world.buffers.push(Buffer { label, bytes, is_untracked, ..Buffer::default() });
+        Some(Handle::of(world.buffers.len() - 1))
+    }
+
+    fn buffer_no_copy(&mut self, label: &str, pages: MappedPages) -> Option<Self::Buffer> {
+        let most = self.capabilities.buffer_bytes;
+        self.world().buffer_no_copy(label, pages, most)
     }
 
     fn release(&mut self, buffer: Self::Buffer) {
         let mut world = self.world();
-        world.require_idle("a release", buffer);
-        world.buffers[buffer].released = true;
+        world.require_idle("a release", buffer.index);
+        world.buffers[buffer.index].released = true;
     }
 
     fn write(&mut self, buffer: &Self::Buffer, offset: u64, bytes: &[u8]) {
-        self.world().touch("a write", *buffer, offset, bytes.len());
+        self.world().write(buffer.index, offset, bytes);
     }
 
     fn read(&mut self, buffer: &Self::Buffer, offset: u64, bytes: &mut [u8]) {
-        let mut world = self.world();
-        world.touch("a read", *buffer, offset, bytes.len());
-        bytes.fill(0);
-        let label = world.buffers[*buffer].label.clone();
-        if let Some(contents) = world.contents.get(&label) {
-            bytes.copy_from_slice(&contents[..bytes.len()]);
-        }
+        self.world().read(buffer.index, offset, bytes);
     }
 
     fn command_buffer(&mut self, label: &str) -> Option<Self::CommandBuffer> {
@@ -563,7 +494,7 @@ impl Api for Contract {
             Some(Plant::OffsetLost) => offset = 0,
             _ => {}
         }
-        world.set_buffer(*encoder, index, *buffer, offset);
+        world.set_buffer(*encoder, index, buffer.index, offset);
     }
 
     fn set_bytes(&mut self, encoder: &Self::Encoder, index: u32, bytes: &[u8]) {
@@ -603,6 +534,7 @@ impl Api for Contract {
                 let (buffer, _) = bound.expect("a buffer");
                 world.buffers[buffer].released = true;
             }
+            Some(Plant::FileBoundToWrite(at)) if at == now => world.bind_file_to_write(*encoder),
             _ => {}
         }
         world.dispatch(*encoder, groups, threads);
@@ -644,7 +576,7 @@ impl Api for Contract {
                 world.violation(format!("{label} is committed before its encoder has ended"));
             }
             for buffer in uses {
-                if world.buffers[buffer].released {
+                if world.buffers[buffer].is_gone() {
                     let gone = world.buffers[buffer].label.clone();
                     world.violation(format!("{label} uses {gone}, which was released"));
                 }
@@ -667,6 +599,7 @@ impl Api for Contract {
             world.violation(format!("{label} is waited for, but was never committed"));
         }
         world.commands[commands].waited = true;
+        world.require_mapped(commands);
         match world.faults.get(&commands) {
             Some(fault) => Err(fault.clone()),
             None => Ok(Ended { gpu_seconds: 0.01 }),

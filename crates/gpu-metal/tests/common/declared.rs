@@ -9,6 +9,8 @@ pub struct Slot {
     pub index: u32,
     pub name: String,
     pub memory: Memory,
+    /// Whether it is of `uint`, as packed integers are.
+    pub is_uint: bool,
     /// Bytes of the structure, for `constant T&`.
     pub bytes: Option<usize>,
 }
@@ -35,7 +37,8 @@ pub fn read(name: &str, source: &str) -> Result<HashMap<String, Declared>, Strin
                 let kind = param.kind_text.replace("constant", "").replace('&', "");
                 size_of(kind.trim(), &text)
             });
-            slots.push(Slot { index, name: param.name, memory, bytes });
+            let is_uint = param.kind_text.split([' ', '*']).any(|word| word == "uint");
+            slots.push(Slot { index, name: param.name, memory, is_uint, bytes });
         }
         let constants = translation.constants.clone();
         let declared = Declared { slots, constants, max_threads: entry.max_threads };

@@ -4,4 +4,5 @@
 
 pub mod contract;
 pub mod declared;
+pub mod files;
 pub mod network;

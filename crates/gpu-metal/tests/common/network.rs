@@ -77,6 +77,15 @@ pub fn runner_on(
     mut device: MetalDevice<Contract>,
 ) -> GpuRunner<MetalDevice<Contract>> {
     let network = Network::build(shape, &mut Unwritten(&mut device)).unwrap();
+    runner_of(shape, device, network)
+}
+
+/// The same with weights that are there.
+pub fn runner_of(
+    shape: &Shape,
+    device: MetalDevice<Contract>,
+    network: Network<GpuParts>,
+) -> GpuRunner<MetalDevice<Contract>> {
     let cache = CacheSize { pages: PAGES * SEQUENCES, slots: SEQUENCES + 4 };
     let size = RunnerSize { cache, sequences: SEQUENCES, drafting: true };
     GpuRunner::new(device, "Metal", shape, network, size).unwrap()
