@@ -5,7 +5,7 @@ mod common;
 use calla_gpu::sample::Sampler;
 use calla_gpu::{Choice, GpuRunner, RunnerSize};
 use calla_ops::sample::{Allowed, History, Sampling, argmax, choose};
-use calla_ops::{Batch, Rows, Runner, SpanKind};
+use calla_ops::{Batch, MultiStep, RowSampler, Rows, Runner, SpanKind, StepError};
 use common::TestDevice;
 use common::sequences::{self, Home, copy, decode, decode_batch, prefill, span, state};
 
@@ -102,6 +102,19 @@ impl Sequences {
             .unwrap_or_else(|error| panic!("{error}"))
     }
 
+    /// The same, as the engine asks for it. One token is there already.
+    fn multi_step(
+        &mut self,
+        samplings: &[Sampling],
+        steps: usize,
+    ) -> Result<Vec<Vec<u32>>, StepError> {
+        let all: Vec<usize> = (0..samplings.len()).collect();
+        let batch = self.first_step(&all);
+        let sampler = |sampling: &Sampling| RowSampler { sampling: sampling.clone(), generated: 1 };
+        let samplers = samplings.iter().map(sampler).collect();
+        self.runner.multi_step(&MultiStep { batch, samplers, vocab_used: VOCAB_USED, steps })
+    }
+
     fn same_states(&mut self, count: usize) {
         for i in 0..count {
             let (host, device) = (self.by_host(i), self.by_device(i));
@@ -143,6 +156,11 @@ fn steps_without_the_host_are_those_with_it() {
         assert_ne!(drawn, greedy, "draws at a high temperature");
         assert_eq!(sequences.generate(&all, Choice::Drawn(&samplers), steps), drawn);
         sequences.same_states(count);
+
+        sequences.rewind();
+        let limits = sequences.runner.multi_step_limits().expect("it chooses tokens");
+        assert!(steps <= limits.steps_max && samplings.iter().all(|s| limits.can_sample(s)));
+        assert_eq!(sequences.multi_step(&samplings, steps).expect("tokens"), drawn);
     }
 }
 
@@ -251,6 +269,9 @@ fn what_cannot_be_generated_is_refused() {
     // Two pages have 128 positions, some of which the prompt has.
     refuses(&batch, most, VOCAB_USED, 120, "its 2 pages hold 128");
     refuses(&batch, most, VOCAB_USED, usize::MAX, "no room");
+    let penalised = Sampling { presence_penalty: 0.5, ..Sampling::greedy() };
+    let error = sequences.multi_step(&[penalised], 2).expect_err("penalties").to_string();
+    assert!(error.contains("for the host"), "{error}");
     let (home, cache) = (sequences.homes[2 * COUNT].clone(), sequences.runner.cache_size());
     let vocab = sequences.runner.shape().vocab_size;
     let mut refuses = |kind, tokens: Vec<u32>, outputs| {
