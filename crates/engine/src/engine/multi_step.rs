@@ -1,8 +1,8 @@
 //! Multi-step decode: several steps in which the device chooses tokens, and what they gave.
 
 use super::{Engine, Failure, InFlight};
-use crate::request::{FinishReason, RequestId};
-use crate::sequence::{Ending, Work};
+use crate::request::{FinishReason, Request, RequestId};
+use crate::sequence::{Ending, Sequence, Work};
 use crate::step::Run;
 use calla_ops::{MultiStep, RowSampler};
 
@@ -24,12 +24,12 @@ impl Engine {
         if steps < 2 {
             return None;
         }
-        let used = |request: &crate::Request| request.vocab_used.min(self.config.vocab_size);
+        let used = |request: &Request| request.vocab_used.min(self.config.vocab_size);
         let vocab_used = used(&self.running[0].request);
         if vocab_used == 0 || self.running.iter().any(|s| used(&s.request) != vocab_used) {
             return None;
         }
-        let sampler = |s: &crate::sequence::Sequence| RowSampler {
+        let sampler = |s: &Sequence| RowSampler {
             sampling: s.request.sampling.clone(),
             generated: s.history.generated(),
         };
