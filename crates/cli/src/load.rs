@@ -1,7 +1,7 @@
 //! From a directory to a model that runs: plan the memory, load the weights, start the device.
 
 use crate::args::ModelArgs;
-use crate::device::{Devices, Hardware, OpenGpu, Place, System, Target, Wanted};
+use crate::device::{Devices, Hardware, MappedNetwork, OpenGpu, Place, System, Target, Wanted};
 use crate::discover::{self, Candidate, Why};
 use crate::engine_args::EngineArgs;
 use crate::grammar;
@@ -442,12 +442,12 @@ impl<'a> Opened<'a> {
             ));
         }
         let config = checkpoint.config().clone();
-        let network = checkpoint.load()?;
+        let mapped = MappedNetwork::load(&checkpoint)?;
         let used = MemoryPlan::new(&config.shape, weights, &needs).total();
         let budget = place.memory.limit().saturating_sub(used).min(budget);
         let size = needs.cache_size(&config.shape, budget);
         let target = place.target;
-        let (runner, device) = start(args, network, &config.shape, size, &needs, target, devices)?;
+        let (runner, device) = start(args, mapped, &config.shape, size, &needs, target, devices)?;
         if let Some(line) = devices.announcement(place, &device, &passed) {
             output::note(&line);
         }
@@ -504,7 +504,7 @@ fn plan(
 
 fn start(
     args: &ModelArgs,
-    network: Network<CheckpointParts>,
+    weights: MappedNetwork,
     shape: &Shape,
     size: CacheSize,
     needs: &StateNeeds,
@@ -515,8 +515,9 @@ fn start(
     if let Target::Gpu(index) = target {
         let size = RunnerSize { cache: size, sequences: needs.sequences, drafting };
         let (gpu, name) = devices.take(index)?;
-        return Ok((gpu.start(&network, shape, size)?, name));
+        return Ok((gpu.start(&weights, shape, size)?, name));
     }
+    let network = weights.network;
     if target == Target::Reference {
         let ops = Reference::new(shape.clone(), size)?;
         return Ok((runner(ops, network, drafting)?, "f32 reference".to_owned()));

@@ -187,8 +187,7 @@ pub struct Inspection {
     pub tensors: Vec<TensorInfo>,
     /// All matrices in the order of the network.
     pub modules: Vec<ModuleInfo>,
-    /// Bytes whose place in the file is not aligned for their type: the CPU reads them there, a GPU needs
-    /// them copied.
+    /// Bytes whose place in the file is not aligned for their type: the CPU reads them there, a GPU gets a copy.
     pub misaligned_bytes: u64,
     /// Tensors concerned.
     pub misaligned_tensors: usize,

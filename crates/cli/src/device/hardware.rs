@@ -6,12 +6,13 @@ use crate::machine::this_machine;
 use anyhow::bail;
 use calla_conformance::SelfTestError;
 use calla_engine::Machine;
-use calla_gpu::{Device, GpuRunner, RunnerSize, upload};
+use calla_gpu::{Device, GpuRunner, MappedFile, RunnerSize, upload_mapped};
 use calla_gpu_cuda::{CudaDevice, CudaError, Options, user_caches};
 use calla_gpu_metal::{Description, Opened};
 use calla_model::network::CheckpointParts;
 use calla_model::{Network, Shape};
 use calla_ops::Runner;
+use calla_weights::Checkpoint;
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -73,6 +74,22 @@ pub(crate) struct Gpu {
     pub(crate) opened: Option<Box<dyn OpenGpu>>,
 }
 
+/// A network as views into files, and the files, which a GPU may use where they are mapped.
+pub(crate) struct MappedNetwork {
+    pub(crate) network: Network<CheckpointParts>,
+    pub(crate) files: Vec<MappedFile>,
+}
+
+impl MappedNetwork {
+    /// That of a checkpoint.
+    ///
+    /// # Errors
+    /// If it does not load.
+    pub(crate) fn load(checkpoint: &Checkpoint) -> Result<Self, calla_weights::Error> {
+        Ok(Self { network: checkpoint.load()?, files: checkpoint.mapped_files() })
+    }
+}
+
 /// An open GPU.
 pub(crate) trait OpenGpu: Send {
     /// The driver, to run kernels on.
@@ -84,7 +101,7 @@ pub(crate) trait OpenGpu: Send {
     /// If kernels do not take the network, or the device failed or has not the memory.
     fn start(
         self: Box<Self>,
-        network: &Network<CheckpointParts>,
+        weights: &MappedNetwork,
         shape: &Shape,
         size: RunnerSize,
     ) -> anyhow::Result<Box<dyn Runner>>;
@@ -103,12 +120,13 @@ impl<D: Device + 'static> OpenGpu for Driver<D> {
 
     fn start(
         self: Box<Self>,
-        network: &Network<CheckpointParts>,
+        weights: &MappedNetwork,
         shape: &Shape,
         size: RunnerSize,
     ) -> anyhow::Result<Box<dyn Runner>> {
         let Self { mut device, name } = *self;
-        let network = upload(&mut device, network, shape)?;
+        let MappedNetwork { network, files } = weights;
+        let network = upload_mapped(&mut device, network, shape, files)?;
         Ok(Box::new(GpuRunner::new(device, name, shape, network, size)?))
     }
 }

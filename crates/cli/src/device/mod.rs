@@ -7,5 +7,5 @@ mod wanted;
 pub(crate) use choice::{Devices, HOST_ELEMENT_BYTES, Place, Target};
 #[cfg(test)]
 pub(crate) use hardware::Driver;
-pub(crate) use hardware::{Gpu, Hardware, OpenGpu, System, Unusable, cuda};
+pub(crate) use hardware::{Gpu, Hardware, MappedNetwork, OpenGpu, System, Unusable, cuda};
 pub(crate) use wanted::{Wanted, WantedParser};

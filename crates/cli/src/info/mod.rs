@@ -9,6 +9,7 @@ use crate::machine::this_machine;
 use crate::output;
 use anyhow::bail;
 use calla_engine::{Machine, MemoryPlan, StateNeeds};
+use calla_gpu::{InPlace, UploadError, in_place};
 use calla_model::Config;
 use calla_text::{ChatTemplate, Tokenizer};
 use calla_weights::inspect::{Inspection, ModuleInfo, Part, Storage};
@@ -59,6 +60,8 @@ struct Weights {
     /// Name and bytes of each file.
     files: Vec<(String, u64)>,
     inspection: Inspection,
+    /// What a Mac's GPU uses where it is mapped, or why no GPU takes the weights.
+    on_mac: Result<InPlace, UploadError>,
     verification: Option<(Verification, Duration)>,
 }
 
@@ -117,6 +120,7 @@ fn needs(context: usize) -> StateNeeds {
 impl Weights {
     fn gather(checkpoint: &Checkpoint, verified: bool) -> anyhow::Result<Self> {
         let inspection = inspect(checkpoint)?;
+        let on_mac = in_place(&checkpoint.load()?, checkpoint.shape(), &checkpoint.mapped_files());
         let verification = verified.then(|| {
             let start = Instant::now();
             (verify(checkpoint), start.elapsed())
@@ -127,6 +131,7 @@ impl Weights {
             layout: checkpoint.layout().name(),
             files: checkpoint.files().map(|(path, bytes)| (name(path), bytes)).collect(),
             inspection,
+            on_mac,
             verification,
         })
     }

@@ -3,6 +3,7 @@
 use super::{Info, Weights};
 use crate::machine::bytes;
 use crate::output::{HEADING, QUIET, printable};
+use calla_gpu::InPlace;
 use calla_model::LayerKind;
 use serde_json::{Value, json};
 use std::fmt::Write;
@@ -55,15 +56,7 @@ fn weights_text(out: &mut String, weights: &Weights) {
         let text = format!("vision tower, {skipped} tensors, {}", bytes(skipped_bytes));
         line(out, "skipped", &text);
     }
-    let misaligned = match inspection.misaligned_tensors {
-        0 => "every tensor by the CPU; a GPU gets a copy".to_owned(),
-        n => format!(
-            "every tensor by the CPU, {n} of them ({}) where the file does not align them for their type; a GPU \
-             gets a copy",
-            bytes(inspection.misaligned_bytes)
-        ),
-    };
-    line(out, "in place", &misaligned);
+    in_place_text(out, weights);
     if let Some((found, time)) = &weights.verification {
         line(
             out,
@@ -102,6 +95,32 @@ fn weights_text(out: &mut String, weights: &Weights) {
             group.storage
         );
     }
+}
+
+/// What each backend uses where the files are mapped, and what it copies.
+fn in_place_text(out: &mut String, weights: &Weights) {
+    let inspection = &weights.inspection;
+    let cpu = match inspection.misaligned_tensors {
+        0 => "CPU: every tensor".to_owned(),
+        n => format!(
+            "CPU: every tensor, {n} of them ({}) where the file does not align them for their type",
+            bytes(inspection.misaligned_bytes)
+        ),
+    };
+    line(out, "in place", &cpu);
+    match &weights.on_mac {
+        Ok(InPlace { in_place: 0, copied }) => {
+            let why = "no tensor starts where its loads can";
+            line(out, "", &format!("Metal: nothing, {} are copied ({why})", bytes(*copied)));
+        }
+        Ok(InPlace { in_place, copied }) => {
+            let text =
+                format!("Metal: {}, the other {} are copied", bytes(*in_place), bytes(*copied));
+            line(out, "", &text);
+        }
+        Err(why) => return line(out, "", &format!("no GPU takes these weights: {why}")),
+    }
+    line(out, "", "CUDA: nothing, all is copied to the GPU's own memory");
 }
 
 fn memory_text(out: &mut String, info: &Info) {
@@ -246,6 +265,9 @@ fn weights_json(weights: &Weights) -> Value {
             "tensors": inspection.misaligned_tensors,
             "bytes": inspection.misaligned_bytes,
         },
+        "in_place": weights.on_mac.as_ref().ok().map(|InPlace { in_place, copied }| {
+            json!({"metal_bytes": in_place, "metal_copied_bytes": copied})
+        }),
         "verification": verification,
     })
 }

@@ -1,6 +1,7 @@
 //! `info`, with and without weights.
 
 use crate::support::{TEXT_FILES, arg, demo, demo_with, error, ok, ok_json, run};
+use calla_testkit::shards::write_demo;
 use std::fs;
 
 #[test]
@@ -20,6 +21,31 @@ fn the_demo_is_described() {
         assert!(text.contains(words), "{words}: {text}");
     }
     assert!(!text.contains('\u{1b}'));
+}
+
+#[test]
+fn what_stays_in_place_is_told_for_each_backend() {
+    // MLX has given its header an odd length.
+    let text = ok(&["info", arg(&demo())], "");
+    for words in [
+        "CPU: every tensor, ",
+        "where the file does not align them for their type",
+        "Metal: nothing, 14.5 MB are copied (no tensor starts where its loads can)",
+        "CUDA: nothing, all is copied",
+    ] {
+        assert!(text.contains(words), "{words}: {text}");
+    }
+    let dir = tempfile::tempdir().unwrap();
+    write_demo(dir.path(), &[0]);
+    let text = ok(&["info", arg(dir.path())], "");
+    for words in ["CPU: every tensor\n", "Metal: 14.3 MB, the other 196.8 kB are copied"] {
+        assert!(text.contains(words), "{words}: {text}");
+    }
+    let json = ok_json(&["info", "--json", arg(dir.path())], "");
+    let in_place = &json["weights"]["in_place"];
+    assert_eq!(in_place["metal_copied_bytes"], 196_800);
+    let bytes = in_place["metal_bytes"].as_u64().unwrap();
+    assert!((14_200_000..json["weights"]["bytes"].as_u64().unwrap()).contains(&bytes), "{bytes}");
 }
 
 #[test]
