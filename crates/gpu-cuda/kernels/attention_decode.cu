@@ -44,6 +44,8 @@ inline float sum_of_positions(float value) {
 extern "C" __global__ void __launch_bounds__(256, 1) ENTRY(
     const float* q, const uint4* keys, const uint4* values, const uint* positions, const uint* row_spans,
     const Span* spans, const uint* pages, float* sums, float2* stats, const Params p) {
+    start_next();
+    wait_for_previous();
     extern __shared__ uint4 shared[];
     __shared__ float2 stats_of[WARPS][8];
     const uint block = blockIdx.x, row = blockIdx.z, warp = threadIdx.x / 32, lane = threadIdx.x % 32;

@@ -50,6 +50,8 @@ inline void copy_page(uint to, const uint4* from, uint keys) {
 extern "C" __global__ void __launch_bounds__(THREADS, 1) ENTRY(
     const uint4* q, const uint* q_gate, const uint4* keys, const uint4* values, const uint* positions,
     const Chunk* chunks, const Span* spans, const uint* pages, uint* out) {
+    start_next();
+    wait_for_previous();
     extern __shared__ uint4 shared[];
     // What waits longest comes first: later chunks see more.
     const Chunk chunk = chunks[gridDim.z - 1 - blockIdx.z];

@@ -6,6 +6,8 @@
 extern "C" __global__ void __launch_bounds__(THREADS, 3) ENTRY(
     const uint4* acts, const uint4* packed, const bf16* scales, const bf16* biases, const uint* pairs, const uint4* blocks,
     const uint* block_count, float* out) {
+    start_next();
+    wait_for_previous();
     extern __shared__ uint4 shared[];
     if (blockIdx.y >= block_count[0]) return;
     const uint4 block = blocks[blockIdx.y];

@@ -6,6 +6,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 3) ENTRY(
     const uint4* x, const uint4* gate_packed, const bf16* gate_scales, const bf16* gate_biases, const uint4* up_packed,
     const bf16* up_scales, const bf16* up_biases, const uint* pairs, const uint4* blocks, const uint* block_count,
     bf16* out) {
+    start_next();
+    wait_for_previous();
     extern __shared__ uint4 shared[];
     if (blockIdx.y >= block_count[0]) return;
     const uint4 block = blocks[blockIdx.y];

@@ -89,8 +89,10 @@ extern "C" __global__ void __launch_bounds__(256, 2) ENTRY(
     const bfloat* shared_scales, const bfloat* shared_biases, float* x) {
     __shared__ float partial[(TOP_K + 1) * COLUMNS];
     const uint lane = threadIdx.x % 32, warp = threadIdx.x / 32, row = blockIdx.y, column = blockIdx.x * COLUMNS;
+    start_next();
     Row<OTHER_BITS> shared;
     shared.load(reinterpret_cast<const uint*>(shared_down), shared_scales, shared_biases, column + warp, lane);
+    wait_for_previous();
     for (uint rank = warp; rank < TOP_K; rank += WARPS) {
         const size_t pair = size_t(row) * TOP_K + rank;
         const uint first = experts[pair] * HIDDEN + column;

@@ -3,8 +3,9 @@
 // is made with reductions in one instruction.
 #define IN_DIM HIDDEN
 #define NORM 1
-#define MOST_TILES 2
 #define ROWS 1
+#define MOST_TILES 2
+#define WEIGHTS_ARE_KNOWN false
 #include "qmv.cuh"
 
 // As order.h asks for it.
@@ -63,7 +64,7 @@ inline Choice choose(const float* logits, uint rounds, uint lane) {
 }
 
 // Grid [tiles of 8 values, TILES to a block, ranks, rows].
-extern "C" __global__ void __launch_bounds__(THREADS, 2) ENTRY(
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) ENTRY(
     const float4* x, const float4* norm, const float* logits, const uint4* gate, const bf16* gate_scales,
     const bf16* gate_biases, const uint4* up, const bf16* up_scales, const bf16* up_biases, uint* experts, float* weights,
     float* out, const Params p) {

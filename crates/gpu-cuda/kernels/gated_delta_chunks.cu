@@ -41,6 +41,8 @@ inline void invert(float (*block)[16], uint lane) {
 extern "C" __global__ void __launch_bounds__(THREADS, 3) ENTRY(
     const uint4* q, const uint4* k, const uint4* v, const float* beta, const float* log_decay, const Chunk* chunks,
     uint4* minus_w, float4* u0, uint2* attention, float* decays) {
+    start_next();
+    wait_for_previous();
     extern __shared__ uint4 dynamic[];
     Shared& shared = *reinterpret_cast<Shared*>(dynamic);
     const uint head = blockIdx.x, key_head = key_head_of(head);

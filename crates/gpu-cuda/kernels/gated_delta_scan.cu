@@ -60,6 +60,8 @@ struct Params {
 extern "C" __global__ void __launch_bounds__(THREADS, 1) ENTRY(
     const uint4* q, const uint4* k, const Chunk* chunks, const Span* spans, const uint4* minus_w, const float4* u0,
     const uint2* attention, const float* decays, float* states, uint* out, const __grid_constant__ Params p) {
+    start_next();
+    wait_for_previous();
     extern __shared__ uint4 dynamic[];
     Shared& shared = *reinterpret_cast<Shared*>(dynamic);
     const uint head = blockIdx.y, key_head = key_head_of(head);

@@ -14,6 +14,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 3) ENTRY(
     const uint4* x, const uint4* packed0, const bf16* scales0, const bf16* biases0, float* out0, const uint4* packed1,
     const bf16* scales1, const bf16* biases1, float* out1, const uint4* packed2, const bf16* scales2, const bf16* biases2,
     float* out2, const uint4* packed3, const bf16* scales3, const bf16* biases3, float* out3, const Params p) {
+    start_next();
+    wait_for_previous();
     extern __shared__ uint4 shared[];
     const uint4* const packed[4] = {packed0, packed1, packed2, packed3};
     const bf16* const scales[4] = {scales0, scales1, scales2, scales3};

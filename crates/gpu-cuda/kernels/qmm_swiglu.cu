@@ -10,6 +10,8 @@ struct Params {
 extern "C" __global__ void __launch_bounds__(THREADS, 3) ENTRY(
     const uint4* x, const uint4* gate_packed, const bf16* gate_scales, const bf16* gate_biases, const uint4* up_packed,
     const bf16* up_scales, const bf16* up_biases, bf16* out, const Params p) {
+    start_next();
+    wait_for_previous();
     extern __shared__ uint4 shared[];
     const uint first_row = blockIdx.x * TILE_ROWS, rows = min(p.rows - first_row, TILE_ROWS);
     const uint first_column = blockIdx.y * (TILE_COLUMNS / 2), warp_column = first_column + threadIdx.x / 32 * 16;

@@ -1,6 +1,8 @@
 // y = W norm(x) or y += W norm(x) for up to eight rows and one to four matrices side by side: the twin of qmv.metal's qmv.
-#define MOST_TILES 2
 #define ROWS ROWS_OF(ENTRY)
+// More warps for one row, whose input costs little; more rows are brought to shared memory less often.
+#define MOST_TILES (ROWS == 1 ? 1 : 2)
+#define WEIGHTS_ARE_KNOWN true
 #include "qmv.cuh"
 
 struct Params {
@@ -14,7 +16,7 @@ struct Params {
 };
 
 // Grid [tiles of 16 outputs, TILES to a block, groups of rows].
-extern "C" __global__ void __launch_bounds__(THREADS, 2) ENTRY(
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) ENTRY(
     const float4* x, const uint* selection, const float4* scale, const float4* z, const uint4* packed0,
     const bf16* scales0, const bf16* biases0, float* out0, const uint4* packed1, const bf16* scales1, const bf16* biases1,
     float* out1, const uint4* packed2, const bf16* scales2, const bf16* biases2, float* out2, const uint4* packed3,

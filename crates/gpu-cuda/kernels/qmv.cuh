@@ -31,6 +31,7 @@ constexpr uint GROUPS = IN_DIM / GROUP;
 constexpr uint SLICE = ((GROUPS + WARPS - 1) / WARPS + 1) / 2 * 2;  // groups of a warp: an even number, as heads have two
 constexpr uint LARGER_BITS = BITS > OTHER_BITS ? BITS : OTHER_BITS;
 constexpr uint TILES = SLICE * LARGER_BITS <= 16 ? MOST_TILES : 1;  // of a block
+constexpr uint BLOCKS = ROWS == 1 && TILES * SLICE * LARGER_BITS <= 16 ? 3 : 2;  // that share a multiprocessor's registers
 constexpr uint TILE_ROWS = 16;
 constexpr uint PARTS = 3, COLUMNS = PARTS * ROWS;                    // values of bf16 of an input; columns of all rows
 constexpr uint COLUMN_TILES = (COLUMNS + 7) / 8;
@@ -218,18 +219,21 @@ struct Products {
     }
 };
 
-// Multiplies. `load_weights` loads what this thread needs, once the first of the input is on its way.
+// Multiplies. `load_weights` loads what this thread needs, before anything of the input is there if WEIGHTS_ARE_KNOWN by then.
 template <typename Load> inline Products multiply(const Input& in, uint4* shared, const Load& load_weights) {
     const uint lane = threadIdx.x % 32, warp = threadIdx.x / 32, first_group = own_groups();
     const uint chunk_at = shared_address(shared) + warp * CHUNK_BYTES;
     float* const sums_of = reinterpret_cast<float*>(shared + WARPS * CHUNK_BYTES / 16);
     float* const squares_of = sums_of + WARPS * SUMS;
 
+    start_next();
+    Weights weights;
+    if (WEIGHTS_ARE_KNOWN) load_weights(weights, first_group);
+    wait_for_previous();
     float squares[HELD] = {};
     Values values;
     values.load(in, first_group, squares);
-    Weights weights;
-    load_weights(weights, first_group);
+    if (!WEIGHTS_ARE_KNOWN) load_weights(weights, first_group);
 
     float sums[TILES][COLUMN_TILES][4] = {};
 #pragma unroll

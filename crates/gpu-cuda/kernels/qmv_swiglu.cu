@@ -1,7 +1,8 @@
 // out = silu(gate norm(x)) * (up norm(x)) for up to eight rows: the twin of qmv.metal's qmv_swiglu. A tile is eight rows of
 // each matrix.
-#define MOST_TILES 1
 #define ROWS ROWS_OF(ENTRY)
+#define MOST_TILES 1
+#define WEIGHTS_ARE_KNOWN true
 #include "qmv.cuh"
 
 struct Params {
@@ -12,7 +13,7 @@ struct Params {
 };
 
 // Grid [tiles of 8 outputs, groups of rows].
-extern "C" __global__ void __launch_bounds__(THREADS, 2) ENTRY(
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) ENTRY(
     const float4* x, const uint* selection, const float4* scale, const float4* z, const uint4* gate,
     const bf16* gate_scales, const bf16* gate_biases, const uint4* up, const bf16* up_scales, const bf16* up_biases,
     float* out, const Params p) {

@@ -2,7 +2,7 @@
 
 use crate::cache::Cache;
 use crate::compiler::{Architecture, Compiler};
-use crate::devices::{require_driver, start_error};
+use crate::devices::{driver_version, require_driver, start_error};
 use crate::error::{CudaError, Kind, describe, driver_error};
 use crate::graph::Graph;
 use crate::library::Library;
@@ -28,6 +28,9 @@ const MAX_GRID: [u32; 3] = [0x7fff_ffff, 0xffff, 0xffff];
 const MAX_THREADS: u32 = 256;
 /// Rows of a slice: 64 to an expert of the full network on average, a tile.
 const SLICE_ROWS: usize = 2048;
+/// From which GPU and which driver's CUDA on a kernel may start before the one that it depends on has ended.
+const EARLY_START: Architecture = Architecture { major: 9, minor: 0 };
+const EARLY_START_DRIVER: (u32, u32) = (12, 3);
 /// Bytes of pinned memory. Tables of a step take a few thousand, logits of a row a million.
 const STAGING: usize = 8 << 20;
 /// Copies to the GPU of more bytes than this are not staged: the driver does as well.
@@ -46,6 +49,8 @@ pub struct CudaDevice {
     pipelines: Pipelines<Module>,
     staging: Staging,
     profile: Profile,
+    /// Whether kernels of graphs start before those that they depend on have ended.
+    starts_early: bool,
     /// What the GPU failed with, once nothing can be done with it any more.
     lost: OnceCell<String>,
     /// By their ids; those that were released are `None`.
@@ -67,6 +72,9 @@ impl CudaDevice {
         let twins = if options.no_twins { None } else { Some(twin_memory(&context)?) };
         let library = Library::new(twins).map_err(Kind::from)?;
         let stream = context.new_stream().map_err(driver_error("make a stream"))?;
+        let starts_early = !options.no_early_start
+            && architecture >= EARLY_START
+            && driver_version()? >= EARLY_START_DRIVER;
         let staging = Staging::new(&context, STAGING).map_err(driver_error("pin memory"))?;
         Ok(Self {
             options: options.clone(),
@@ -78,6 +86,7 @@ impl CudaDevice {
             pipelines: Pipelines::default(),
             staging,
             profile: Profile::default(),
+            starts_early,
             lost: OnceCell::new(),
             buffers: vec![],
             stream,
@@ -255,8 +264,9 @@ impl CudaDevice {
             }
             _ => (calls, plan.edges().to_vec()),
         };
-        // SAFETY: as for `start`; `release` drops graphs before buffers.
-        let graph = unsafe { Graph::new(&self.context, &calls, &edges) };
+        // SAFETY: as for `start`; `release` drops graphs before buffers. All kernels wait first: translated ones as they are
+        // made, twins by a test.
+        let graph = unsafe { Graph::new(&self.context, &calls, &edges, self.starts_early) };
         graph.map_err(self.failed("a graph"))
     }
 

@@ -4,8 +4,18 @@ use crate::module::Call;
 use crate::twins::Launch;
 use cudarc::driver::CudaContext;
 use cudarc::driver::result::{DriverError, graph};
-use cudarc::driver::sys::{self, CUgraph, CUgraphExec, CUgraphNode, CUstream};
+use cudarc::driver::sys::{
+    self, CUgraph, CUgraphDependencyType, CUgraphEdgeData, CUgraphExec, CUgraphNode, CUstream,
+};
 use std::sync::Arc;
+
+/// The edge to a kernel that starts once all blocks of the one before have. Drivers know it from CUDA 12.3 on.
+static EARLY: CUgraphEdgeData = CUgraphEdgeData {
+    from_port: sys::CU_GRAPH_KERNEL_NODE_PORT_PROGRAMMATIC as u8,
+    to_port: 0,
+    type_: CUgraphDependencyType::CU_GRAPH_DEPENDENCY_TYPE_PROGRAMMATIC as u8,
+    reserved: [0; 5],
+};
 
 /// Kernels and their dependencies, instantiated. It is given back when it is dropped.
 #[derive(Debug)]
@@ -31,12 +41,18 @@ impl Graph {
     /// A graph of `calls` with `edges`, pairs `[from, to]` of their indices, `from < to`, by `to`. The context is the
     /// thread's.
     ///
+    /// With `starts_early` a kernel with one predecessor starts once all blocks of that one have, and waits for its results
+    /// by itself (programmatic dependent launch): weights are loaded meanwhile. As every kernel waits, one that has ended
+    /// has waited for all that it depends on, however far.
+    ///
     /// # Safety
-    /// As for [`Call::start`] of each, whenever the graph runs.
+    /// As for [`Call::start`] of each, whenever the graph runs. To start early, every kernel has to wait before it uses
+    /// what another may write or read.
     pub(crate) unsafe fn new(
         context: &Arc<CudaContext>,
         calls: &[Call<'_>],
         edges: &[[u32; 2]],
+        starts_early: bool,
     ) -> Result<Self, DriverError> {
         let mut created: CUgraph = std::ptr::null_mut();
         // SAFETY: it points to a handle.
@@ -50,6 +66,8 @@ impl Graph {
                 waits_for.push(nodes[from as usize]);
                 edges.next();
             }
+            let starts_early = starts_early && waits_for.len() == 1;
+            let early = if starts_early { waits_for.pop() } else { None };
             let Launch { grid, threads, shared } = call.launch;
             let mut arguments = call.arguments();
             let params = sys::CUDA_KERNEL_NODE_PARAMS {
@@ -79,6 +97,19 @@ impl Graph {
                 )
             };
             added.result()?;
+            if let Some(from) = early {
+                // SAFETY: the graph exists and has both nodes.
+                unsafe {
+                    sys::cuGraphAddDependencies_v2(
+                        draft.0,
+                        &raw const from,
+                        &raw const node,
+                        &raw const EARLY,
+                        1,
+                    )
+                }
+                .result()?;
+            }
             nodes.push(node);
         }
         debug_assert!(edges.next().is_none(), "edges lead forward and are sorted");

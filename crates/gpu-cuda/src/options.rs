@@ -17,6 +17,8 @@ pub struct Options {
     pub no_twins: bool,
     /// How plans that are run again are run.
     pub replay: Replay,
+    /// Start each kernel of a graph only when those that it depends on have ended. For comparisons.
+    pub no_early_start: bool,
     /// Take the time of each dispatch of plans that are run again, which are no graphs then.
     pub profile: bool,
 }
@@ -35,8 +37,8 @@ pub enum Replay {
 }
 
 impl Options {
-    /// `CALLA_GPU_CUDA` (a number), `CALLA_GPU_CUBINS` (a folder), `CALLA_GPU_TWINS` (0 or 1) and `CALLA_GPU_REPLAY`
-    /// (`graph`, `launches`, or a number, the seed of random orders).
+    /// `CALLA_GPU_CUDA` (a number), `CALLA_GPU_CUBINS` (a folder), `CALLA_GPU_TWINS` and `CALLA_GPU_EARLY_START` (0 or 1)
+    /// and `CALLA_GPU_REPLAY` (`graph`, `launches`, or a number, the seed of random orders).
     ///
     /// # Panics
     /// If a number is not one, or a word is unknown.
@@ -46,11 +48,13 @@ impl Options {
             text.parse().unwrap_or_else(|_| panic!("CALLA_GPU_CUDA is a number, not {text:?}"))
         });
         let cache = std::env::var_os("CALLA_GPU_CUBINS").map(PathBuf::from);
-        let no_twins = match std::env::var("CALLA_GPU_TWINS").as_deref() {
+        let is_off = |name: &str| match std::env::var(name).as_deref() {
             Ok("0") => true,
             Ok("1") | Err(_) => false,
-            Ok(text) => panic!("CALLA_GPU_TWINS is 0 or 1, not {text:?}"),
+            Ok(text) => panic!("{name} is 0 or 1, not {text:?}"),
         };
+        let (no_twins, no_early_start) =
+            (is_off("CALLA_GPU_TWINS"), is_off("CALLA_GPU_EARLY_START"));
         let replay = match std::env::var("CALLA_GPU_REPLAY").as_deref() {
             Err(_) | Ok("graph") => Replay::Graph,
             Ok("launches") => Replay::Launches,
@@ -58,7 +62,7 @@ impl Options {
                 panic!("CALLA_GPU_REPLAY is graph, launches or a number, not {seed:?}")
             })),
         };
-        Self { ordinal, cache, no_twins, replay, ..Self::default() }
+        Self { ordinal, cache, no_twins, replay, no_early_start, ..Self::default() }
     }
 
     /// Where machine code is kept.

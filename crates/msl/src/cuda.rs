@@ -94,7 +94,10 @@ fn entry(out: &mut String, kernel: &Kernel) {
          inline void msl_call({referred}) {{ {f}{arguments}({passed}); }}\n\
          }}\n\
          unsigned msl_layout[] = {{{layout}0}};\n\
-         extern \"C\" __global__ void MSL_BOUNDS({most}) {name}({declared}) {{ metal::msl_call({names}); }}\n\
+         extern \"C\" __global__ void MSL_BOUNDS({most}) {name}({declared}) {{\n\
+         MSL_WAIT();\n\
+         metal::msl_call({names});\n\
+         }}\n\
          namespace metal {{\n\
          #endif\n",
         name = entry.name,

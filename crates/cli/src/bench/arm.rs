@@ -80,6 +80,7 @@ impl Hardware for Switched {
         let mut options = Options { ordinal, ..Options::default() };
         match self.0 {
             Some(Ablation::Twins) => options.no_twins = true,
+            Some(Ablation::DependentLaunch) => options.no_early_start = true,
             Some(Ablation::GraphReplay) => options.replay = Replay::Launches,
             _ => {}
         }

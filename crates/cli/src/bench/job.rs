@@ -83,7 +83,7 @@ impl Ablation {
             Self::GraphReplay => "each kernel launched by itself, no graphs",
             Self::Twins => "translated Metal kernels alone, none written for the GPU",
             Self::TokenFeedback => "each token by way of the host",
-            Self::DependentLaunch => "no dependent launches",
+            Self::DependentLaunch => "each kernel starts when those before it have ended",
             Self::FixedBlockAttention => "attention in blocks that vary",
             Self::ResidentRouting => "routing by way of the host",
             Self::Threads => "one thread",
@@ -97,12 +97,13 @@ impl Ablation {
         match (self, kind) {
             (Self::Speculation, _) if !can_draft => Some("the checkpoint has no draft layer"),
             (Self::Speculation, _)
-            | (Self::GraphReplay | Self::Twins, Kind::Cuda)
+            | (Self::GraphReplay | Self::Twins | Self::DependentLaunch, Kind::Cuda)
             | (Self::TokenFeedback, Kind::Cuda | Kind::Metal)
             | (Self::Threads | Self::VectorInstructions, Kind::Cpu) => None,
-            (Self::GraphReplay | Self::Twins, _) => Some("only the CUDA driver has this"),
+            (Self::GraphReplay | Self::Twins | Self::DependentLaunch, _) => {
+                Some("only the CUDA driver has this")
+            }
             (Self::Threads | Self::VectorInstructions, _) => Some("only the CPU backend has this"),
-            (Self::DependentLaunch, Kind::Cuda) => Some("the driver makes no dependent launches"),
             (Self::FixedBlockAttention | Self::ResidentRouting, Kind::Cuda | Kind::Metal) => {
                 Some("kernels have no other way to do it")
             }
@@ -169,7 +170,9 @@ mod tests {
             Ablation::ALL.into_iter().filter(is_usable).map(Ablation::name).collect::<Vec<_>>()
         };
         assert_eq!(usable(Kind::Cpu), ["threads", "vector_instructions", "speculation"]);
-        assert_eq!(usable(Kind::Cuda), ["graph_replay", "twins", "token_feedback", "speculation"]);
+        let of_cuda =
+            ["graph_replay", "twins", "token_feedback", "dependent_launch", "speculation"];
+        assert_eq!(usable(Kind::Cuda), of_cuda);
         assert_eq!(usable(Kind::Metal), ["token_feedback", "speculation"]);
         assert_eq!(usable(Kind::Reference), ["speculation"]);
         let why = Ablation::Speculation.unavailable(Kind::Cpu, false);

@@ -21,9 +21,11 @@ const WORDS_MAX: u32 = 64;
 const SPAN: u32 = 512;
 
 pub(crate) const QMV: Twin = twin!("qmv.cu", ["qmv_1", "qmv_2", "qmv_4", "qmv_8"], |dispatch| {
-    let block = Block::new(constant(dispatch, IN_DIM)?, constant(dispatch, BITS)?, 2)?;
+    let rows = rows(dispatch)?;
+    let most_tiles = if rows == 1 { 1 } else { 2 };
+    let block = Block::new(constant(dispatch, IN_DIM)?, constant(dispatch, BITS)?, most_tiles)?;
     let [tiles, groups, _] = dispatch.grid;
-    Some(block.launch([tiles.div_ceil(block.tiles), groups, 1], rows(dispatch)?))
+    Some(block.launch([tiles.div_ceil(block.tiles), groups, 1], rows))
 });
 
 pub(crate) const QMV_SWIGLU: Twin = twin!(

@@ -59,6 +59,19 @@ fn each_entry_point_has_one_twin_at_most_and_each_file_is_used() {
 }
 
 #[test]
+fn twins_wait_for_what_they_depend_on() {
+    for twin in TWINS {
+        let header = if twin.text.contains("#include \"qmv.cuh\"") {
+            include_str!("../../kernels/qmv.cuh")
+        } else {
+            ""
+        };
+        let calls = |call| twin.text.contains(call) || header.contains(call);
+        assert!(calls("start_next();") && calls("wait_for_previous();"), "{}", twin.file);
+    }
+}
+
+#[test]
 fn twins_compile_for_all_constants() {
     let compiler = match Compiler::find() {
         Ok(compiler) => compiler,
