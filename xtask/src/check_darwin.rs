@@ -2,8 +2,9 @@
 //!
 //! A check needs the standard library of the target and no linker, so rustup's target is enough. Libraries in C, which a
 //! few crates bring, are not compiled (there are no headers of Apple's): what stands for the compiler writes empty files,
-//! as nothing is linked that would read them.
+//! as nothing is linked that would read them. What calls Metal is linked too, as it has none of them ([`crate::link_darwin`]).
 
+use crate::link_darwin::{Linker, compiler};
 use crate::report::{Outcome, cargo, run};
 use anyhow::{Context as _, Result};
 use std::fs;
@@ -12,7 +13,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 /// The target of Macs with Apple's own processors.
-const TARGET: &str = "aarch64-apple-darwin";
+pub(crate) const TARGET: &str = "aarch64-apple-darwin";
 
 /// The program, and crates with code for macOS alone, or for other systems alone that macOS has to do without.
 const CRATES: [&str; 6] =
@@ -36,7 +37,7 @@ for file in "$@"; do
 done
 "#;
 
-/// Checks the crates with clippy, tests included, and fails for every warning.
+/// Checks the crates with clippy, tests included, and fails for every warning; then links.
 pub(crate) fn check() -> Result<Outcome> {
     if !has_target() {
         let reason = format!("needs the target {TARGET}; run `rustup target add {TARGET}` once");
@@ -56,6 +57,10 @@ pub(crate) fn check() -> Result<Outcome> {
         command.args(["--package", name]);
     }
     run(command.args(["--", "-D", "warnings"]))?;
+    match Linker::new(&folder)? {
+        Ok(linker) => linker.link_metal(TARGET)?,
+        Err(reason) => println!("skipped: linking for macOS: {reason}"),
+    }
     Ok(Outcome::Passed(0))
 }
 
@@ -85,11 +90,8 @@ pub(crate) fn install() -> Result<()> {
 }
 
 /// Whether the compiler that cargo uses has the target's standard library.
-fn has_target() -> bool {
-    let output = Command::new(std::env::var_os("RUSTC").unwrap_or_else(|| "rustc".into()))
-        .args(["--print", "target-libdir", "--target", TARGET])
-        .current_dir(crate::root())
-        .output();
+pub(crate) fn has_target() -> bool {
+    let output = compiler().args(["--print", "target-libdir", "--target", TARGET]).output();
     let Ok(output) = output else { return false };
     let folder = String::from_utf8_lossy(&output.stdout).trim().to_owned();
     let mut files = std::fs::read_dir(folder).into_iter().flatten().flatten();

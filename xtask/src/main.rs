@@ -5,6 +5,7 @@ mod clients;
 mod fixtures;
 mod fuzz;
 mod install;
+mod link_darwin;
 mod mutate;
 mod page;
 mod report;
@@ -38,7 +39,8 @@ enum Chore {
     },
     /// Check the house rules: module docs, crate edges, links, file sizes.
     Tidy,
-    /// Check the code that only macOS compiles, with lints, on any machine that has the target's standard library.
+    /// Check the code that only macOS compiles, with lints, and link what calls Metal, on any machine that has the target's
+    /// standard library.
     CheckDarwin,
     /// Plant faults in the GPU backend, one at a time, and demand that a test fails for each.
     Mutate {
