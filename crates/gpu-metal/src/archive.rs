@@ -1,18 +1,24 @@
 //! Where translated kernels are kept: which file is whose, and what becomes of one that is damaged.
 //!
 //! A file is a serialised `MTLBinaryArchive`. Its name has a key, of all that machine code depends on, and a digest of what
-//! is in it: what has another digest is damaged, and Metal never sees it.
+//! is in it: what has another digest is damaged, and Metal never sees it. Files that no start has used for long, of an earlier
+//! system or an earlier calla, are removed.
 
 use crate::api::Language;
 use crate::capabilities::Capabilities;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, SystemTime};
 use std::{fs, io, process};
 
 /// What the names of all archives begin with.
 const PREFIX: &str = "calla-";
 /// What they end with.
 const SUFFIX: &str = ".binarchive";
+/// What those end with that are not written to their end yet.
+const PARTIAL_SUFFIX: &str = ".tmp";
+/// What was not used for so long is removed.
+const AGE_MAX: Duration = Duration::from_secs(60 * 24 * 3600);
 /// Hexadecimal digits of a key and of a digest in a name.
 const DIGITS: usize = 32;
 
@@ -118,6 +124,21 @@ impl Archives {
         kept
     }
 
+    /// Marks an archive as used now, and removes those of any key, and unfinished ones, that were not used for 60 days.
+    /// A program that has one open keeps it: only its name goes.
+    pub fn tend(&self, used: Option<&Path>) {
+        let now = SystemTime::now();
+        let entries = fs::read_dir(&self.folder).into_iter().flatten().flatten();
+        for path in entries.map(|entry| entry.path()).filter(|path| is_ours(path)) {
+            if used == Some(&path) {
+                mark(&path, now);
+            } else if is_old(&path, now) {
+                tracing::debug!("{} was not used for long and is removed", path.display());
+                remove(&path);
+            }
+        }
+    }
+
     /// Removes what is kept.
     pub fn clear(&self) {
         self.files().iter().for_each(|path| remove(path));
@@ -127,7 +148,34 @@ impl Archives {
     fn partial(&self) -> PathBuf {
         static COUNT: AtomicU32 = AtomicU32::new(0);
         let count = COUNT.fetch_add(1, Ordering::Relaxed);
-        self.folder.join(format!("{}{}-{count}.tmp", self.prefix, process::id()))
+        self.folder.join(format!("{}{}-{count}{PARTIAL_SUFFIX}", self.prefix, process::id()))
+    }
+}
+
+/// Whether a file has a name that this module gives: no other is touched.
+fn is_ours(path: &Path) -> bool {
+    let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+    let Some((key, rest)) = name.strip_prefix(PREFIX).and_then(|name| name.split_once('-')) else {
+        return false;
+    };
+    let is_hex = |text: &str| {
+        text.len() == DIGITS && text.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'))
+    };
+    let is_whole = rest.strip_suffix(SUFFIX).is_some_and(is_hex);
+    is_hex(key) && (is_whole || rest.ends_with(PARTIAL_SUFFIX))
+}
+
+/// Whether a file was written or marked longer ago than [`AGE_MAX`]. One of the future, as after a clock was set back, is not.
+fn is_old(path: &Path, now: SystemTime) -> bool {
+    let modified = fs::symlink_metadata(path).and_then(|data| data.modified());
+    modified.is_ok_and(|modified| now.duration_since(modified).is_ok_and(|age| age > AGE_MAX))
+}
+
+fn mark(path: &Path, now: SystemTime) {
+    let marked = fs::File::options().write(true).open(path).and_then(|file| file.set_modified(now));
+    if let Err(error) = marked {
+        // It goes too early then, and is made anew.
+        tracing::debug!("cannot mark {} as used: {error}", path.display());
     }
 }
 
@@ -200,6 +248,45 @@ mod tests {
         archives.replace(write("code")).unwrap();
         archives.clear();
         assert_eq!((archives.find(), count()), (None, 0));
+    }
+
+    #[test]
+    fn what_nobody_has_used_for_long_goes() {
+        let folder = tempfile::tempdir().unwrap();
+        let archives = |key: char| {
+            let key = String::from_iter([key; DIGITS]);
+            Archives::new(folder.path(), &key).unwrap()
+        };
+        let (used, other) = (archives('a'), archives('b'));
+        let mine = used.replace(write("code")).unwrap();
+        let old = other.replace(write("code of an earlier system")).unwrap();
+        let newer = archives('c').replace(write("code of a neighbour")).unwrap();
+        let partial = other.partial();
+        let foreign = ["calla-mine.binarchive", "notes.txt", "calla-b-b.binarchive"];
+        let foreign = foreign.map(|name| folder.path().join(name));
+        for path in foreign.iter().chain([&partial]) {
+            fs::write(path, "half").unwrap();
+        }
+        let set_age = |path: &Path, age: Duration| {
+            let file = fs::File::options().write(true).open(path).unwrap();
+            file.set_modified(SystemTime::now() - age).unwrap();
+        };
+        let day = Duration::from_secs(24 * 3600);
+        for path in [&mine, &old, &partial].into_iter().chain(&foreign) {
+            set_age(path, AGE_MAX + day);
+        }
+        set_age(&newer, AGE_MAX - day);
+        used.tend(Some(&mine));
+        assert!(!old.exists() && !partial.exists());
+        for path in [&mine, &newer].into_iter().chain(&foreign) {
+            assert!(path.exists(), "{}", path.display());
+        }
+        // It was marked as used.
+        used.tend(None);
+        assert!(mine.exists());
+        set_age(&mine, AGE_MAX + day);
+        used.tend(None);
+        assert!(!mine.exists());
     }
 
     #[test]

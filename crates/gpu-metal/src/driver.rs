@@ -229,7 +229,9 @@ impl<A: Api> MetalDevice<A> {
     /// If there can be no archive; the device works without.
     pub fn keep_archive(&mut self, folder: &Path) -> Result<(), String> {
         let files = Archives::new(folder, &self.key.on(self.api.capabilities()))?;
-        let opened = files.find().and_then(|path| {
+        let found = files.find();
+        files.tend(found.as_deref());
+        let opened = found.and_then(|path| {
             let opened = self.api.archive(Some(&path));
             if let Err(reason) = &opened {
                 tracing::warn!("Metal does not take {}, it is made anew: {reason}", path.display());
