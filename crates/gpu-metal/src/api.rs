@@ -39,6 +39,8 @@ pub struct Ended {
 pub trait Api: Send {
     /// `MTLLibrary`
     type Library: Send;
+    /// `MTLFunction`, specialised
+    type Function;
     /// `MTLComputePipelineState`
     type Pipeline: Send;
     /// `MTLBuffer`
@@ -67,17 +69,23 @@ pub trait Api: Send {
     /// Names of a library's entry points.
     fn entries(&self, library: &Self::Library) -> Vec<String>;
 
-    /// Makes a pipeline of an entry point. `constants` are indices and values, all of type `uint`; those that the kernel
-    /// does not declare are of no effect.
+    /// Specialises an entry point. `constants` are indices and values, all of type `uint`; those that the kernel does not
+    /// declare are of no effect.
     ///
     /// # Errors
     /// What Metal says.
-    fn pipeline(
+    fn function(
         &mut self,
         library: &Self::Library,
         entry: &str,
         constants: &[(u32, u32)],
-    ) -> Result<Self::Pipeline, String>;
+    ) -> Result<Self::Function, String>;
+
+    /// Makes a pipeline of a function.
+    ///
+    /// # Errors
+    /// What Metal says.
+    fn pipeline(&mut self, function: &Self::Function) -> Result<Self::Pipeline, String>;
 
     /// Opens the archive of a file, or an empty one.
     ///
@@ -89,21 +97,17 @@ pub trait Api: Send {
     fn archived_pipeline(
         &mut self,
         archive: &Self::Archive,
-        library: &Self::Library,
-        entry: &str,
-        constants: &[(u32, u32)],
+        function: &Self::Function,
     ) -> Option<Self::Pipeline>;
 
-    /// Adds the machine code of an entry point with these constants to an archive.
+    /// Adds the machine code of a function to an archive.
     ///
     /// # Errors
     /// What Metal says.
     fn add_to_archive(
         &mut self,
         archive: &Self::Archive,
-        library: &Self::Library,
-        entry: &str,
-        constants: &[(u32, u32)],
+        function: &Self::Function,
     ) -> Result<(), String>;
 
     /// Writes an archive to a file.

@@ -341,6 +341,21 @@ impl<A: Api> MetalDevice<A> {
         BufferId(self.buffers.0.len() as u32 - 1)
     }
 
+    /// Takes a pipeline from the archive, or makes it and adds it there.
+    fn pipeline(&mut self, entry: &str, function: &A::Function) -> Result<A::Pipeline, String> {
+        let Self { api, archive, .. } = self;
+        let Some(kept) = archive else { return api.pipeline(function) };
+        if let Some(archived) = api.archived_pipeline(&kept.archive, function) {
+            return Ok(archived);
+        }
+        let made = api.pipeline(function)?;
+        match api.add_to_archive(&kept.archive, function) {
+            Ok(()) => (kept.has_new, kept.quiet_runs) = (true, 0),
+            Err(reason) => tracing::warn!("{entry} is not kept: {reason}"),
+        }
+        Ok(made)
+    }
+
     /// Makes the pipeline of a dispatch, unless it is there.
     fn prepare(&mut self, dispatch: &Dispatch) -> Result<(), String> {
         if self.pipelines.get(dispatch).is_some() {
@@ -348,24 +363,8 @@ impl<A: Api> MetalDevice<A> {
         }
         let library = self.library_of.get(dispatch.entry).ok_or("no kernel has this name")?;
         let library = &self.libraries[*library];
-        let (entry, constants) = (dispatch.entry, &dispatch.constants);
-        let archived = self
-            .archive
-            .as_ref()
-            .and_then(|kept| self.api.archived_pipeline(&kept.archive, library, entry, constants));
-        let pipeline = match archived {
-            Some(archived) => archived,
-            None => {
-                let made = self.api.pipeline(library, entry, constants)?;
-                if let Some(kept) = &mut self.archive {
-                    match self.api.add_to_archive(&kept.archive, library, entry, constants) {
-                        Ok(()) => (kept.has_new, kept.quiet_runs) = (true, 0),
-                        Err(reason) => tracing::warn!("{entry} is not kept: {reason}"),
-                    }
-                }
-                made
-            }
-        };
+        let function = self.api.function(library, dispatch.entry, &dispatch.constants)?;
+        let pipeline = self.pipeline(dispatch.entry, &function)?;
         let limits = self.api.limits(&pipeline);
         if limits.simdgroup_threads != 32 {
             let found = limits.simdgroup_threads;

@@ -21,7 +21,7 @@ use objc2_metal::{
     MTLCommandBufferErrorDomain, MTLCommandBufferStatus, MTLCommandEncoder, MTLCommandQueue,
     MTLCompileOptions, MTLComputeCommandEncoder, MTLComputePipelineDescriptor,
     MTLComputePipelineState, MTLCreateSystemDefaultDevice, MTLDataType, MTLDevice, MTLDispatchType,
-    MTLFunctionConstantValues, MTLGPUFamily, MTLLanguageVersion, MTLLibrary,
+    MTLFunction, MTLFunctionConstantValues, MTLGPUFamily, MTLLanguageVersion, MTLLibrary,
     MTLMathFloatingPointFunctions, MTLMathMode, MTLPipelineOption, MTLResidencySet,
     MTLResidencySetDescriptor, MTLResource, MTLResourceOptions, MTLSize,
 };
@@ -269,12 +269,12 @@ fn capabilities(device: &ProtocolObject<dyn MTLDevice>) -> Capabilities {
     }
 }
 
-/// Describes the pipeline of an entry point, specialised by its function constants.
-fn describe(
+/// Specialises an entry point by its function constants.
+fn specialise(
     library: &ProtocolObject<dyn MTLLibrary>,
     entry: &str,
     constants: &[(u32, u32)],
-) -> Result<Retained<MTLComputePipelineDescriptor>, String> {
+) -> Result<Object<dyn MTLFunction>, String> {
     let values = MTLFunctionConstantValues::new();
     for (index, value) in constants {
         // SAFETY: the pointer is to a value of the type that is named, and Metal copies it before it returns.
@@ -288,11 +288,15 @@ fn describe(
     }
     let name = NSString::from_str(entry);
     let function = library.newFunctionWithName_constantValues_error(&name, &values);
-    let function = function.map_err(|error| text(&error))?;
+    function.map_err(|error| text(&error))
+}
+
+/// Describes the pipeline of a function.
+fn describe(function: &ProtocolObject<dyn MTLFunction>) -> Retained<MTLComputePipelineDescriptor> {
     let descriptor = MTLComputePipelineDescriptor::new();
-    descriptor.setLabel(Some(&name));
-    descriptor.setComputeFunction(Some(&function));
-    Ok(descriptor)
+    descriptor.setLabel(Some(&function.name()));
+    descriptor.setComputeFunction(Some(function));
+    descriptor
 }
 
 fn url(path: &Path) -> Result<Retained<NSURL>, String> {
@@ -309,6 +313,7 @@ fn size([width, height, depth]: [u32; 3]) -> MTLSize {
 
 impl Api for Metal {
     type Library = Object<dyn MTLLibrary>;
+    type Function = Object<dyn MTLFunction>;
     type Pipeline = Pipeline;
     type Buffer = Buffer;
     type CommandBuffer = CommandBuffer;
@@ -350,15 +355,18 @@ impl Api for Metal {
         autoreleasepool(|_| library.functionNames().iter().map(|name| name.to_string()).collect())
     }
 
-    fn pipeline(
+    fn function(
         &mut self,
         library: &Self::Library,
         entry: &str,
         constants: &[(u32, u32)],
-    ) -> Result<Self::Pipeline, String> {
+    ) -> Result<Self::Function, String> {
+        autoreleasepool(|_| specialise(library, entry, constants))
+    }
+
+    fn pipeline(&mut self, function: &Self::Function) -> Result<Self::Pipeline, String> {
         autoreleasepool(|_| {
-            let descriptor = describe(library, entry, constants)?;
-            let made = self.make_pipeline(&descriptor, MTLPipelineOption::empty());
+            let made = self.make_pipeline(&describe(function), MTLPipelineOption::empty());
             made.map_err(|error| text(&error))
         })
     }
@@ -377,12 +385,10 @@ impl Api for Metal {
     fn archived_pipeline(
         &mut self,
         Archive(archive): &Self::Archive,
-        library: &Self::Library,
-        entry: &str,
-        constants: &[(u32, u32)],
+        function: &Self::Function,
     ) -> Option<Self::Pipeline> {
         autoreleasepool(|_| {
-            let descriptor = describe(library, entry, constants).ok()?;
+            let descriptor = describe(function);
             descriptor.setBinaryArchives(Some(&NSArray::from_slice(&[&**archive])));
             self.make_pipeline(&descriptor, MTLPipelineOption::FailOnBinaryArchiveMiss).ok()
         })
@@ -391,13 +397,11 @@ impl Api for Metal {
     fn add_to_archive(
         &mut self,
         Archive(archive): &Self::Archive,
-        library: &Self::Library,
-        entry: &str,
-        constants: &[(u32, u32)],
+        function: &Self::Function,
     ) -> Result<(), String> {
         autoreleasepool(|_| {
-            let descriptor = describe(library, entry, constants)?;
-            let added = archive.addComputePipelineFunctionsWithDescriptor_error(&descriptor);
+            let added =
+                archive.addComputePipelineFunctionsWithDescriptor_error(&describe(function));
             added.map_err(|error| text(&error))
         })
     }

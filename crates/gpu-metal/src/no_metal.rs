@@ -12,6 +12,7 @@ pub enum NoMetal {}
 
 impl Api for NoMetal {
     type Library = Self;
+    type Function = Self;
     type Pipeline = Self;
     type Buffer = Self;
     type CommandBuffer = Self;
@@ -30,12 +31,16 @@ impl Api for NoMetal {
         match *self {}
     }
 
-    fn pipeline(
+    fn function(
         &mut self,
         _: &Self::Library,
         _: &str,
         _: &[(u32, u32)],
-    ) -> Result<Self::Pipeline, String> {
+    ) -> Result<Self::Function, String> {
+        match *self {}
+    }
+
+    fn pipeline(&mut self, _: &Self::Function) -> Result<Self::Pipeline, String> {
         match *self {}
     }
 
@@ -46,20 +51,12 @@ impl Api for NoMetal {
     fn archived_pipeline(
         &mut self,
         _: &Self::Archive,
-        _: &Self::Library,
-        _: &str,
-        _: &[(u32, u32)],
+        _: &Self::Function,
     ) -> Option<Self::Pipeline> {
         match *self {}
     }
 
-    fn add_to_archive(
-        &mut self,
-        _: &Self::Archive,
-        _: &Self::Library,
-        _: &str,
-        _: &[(u32, u32)],
-    ) -> Result<(), String> {
+    fn add_to_archive(&mut self, _: &Self::Archive, _: &Self::Function) -> Result<(), String> {
         match *self {}
     }
 

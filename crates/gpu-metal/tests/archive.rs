@@ -55,6 +55,18 @@ fn a_second_start_compiles_no_pipeline() {
 }
 
 #[test]
+fn an_entry_point_is_specialised_once_for_archive_and_pipeline() {
+    let folder = tempfile::tempdir().unwrap();
+    for is_there in [false, true] {
+        let contract = Contract::new();
+        compiled(&contract, folder.path());
+        let world = contract.world();
+        assert!(world.specialised > 20, "{}", world.specialised);
+        assert_eq!(world.compiled, if is_there { 0 } else { world.specialised });
+    }
+}
+
+#[test]
 fn a_damaged_archive_is_made_anew() {
     let folder = tempfile::tempdir().unwrap();
     let first = compiled(&Contract::new(), folder.path());

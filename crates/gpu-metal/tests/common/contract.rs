@@ -107,21 +107,25 @@ const ARCHIVE: &str = "a model of MTLBinaryArchive\n";
 /// Lines of an archive, one for each entry point with its constants.
 type Lines = BTreeSet<String>;
 
-fn line(entry: &str, constants: &[(u32, u32)]) -> String {
-    format!("{entry} {constants:?}")
-}
-
-struct Pipeline {
+/// An entry point with its constants.
+#[derive(Clone)]
+pub struct Function {
     entry: String,
     constants: Vec<(u32, u32)>,
     declared: Declared,
+}
+
+impl Function {
+    fn line(&self) -> String {
+        format!("{} {:?}", self.entry, self.constants)
+    }
 }
 
 /// All that happened.
 #[derive(Default)]
 pub struct World {
     libraries: Vec<HashMap<String, Declared>>,
-    pipelines: Vec<Pipeline>,
+    pipelines: Vec<Function>,
     buffers: Vec<Buffer>,
     commands: Vec<Commands>,
     encoders: Vec<Encoder>,
@@ -145,6 +149,8 @@ pub struct World {
     /// Bytes of a page, where they are not the system's.
     pub page_bytes: Option<u64>,
     archives: Vec<Lines>,
+    /// Entry points that were specialised.
+    pub specialised: usize,
     /// Pipelines that were compiled; others were in an archive.
     pub compiled: usize,
     /// Why no archive can be written.
@@ -296,6 +302,7 @@ impl Contract {
 
 impl Api for Contract {
     type Library = usize;
+    type Function = Function;
     type Pipeline = usize;
     type Buffer = Handle;
     type CommandBuffer = usize;
@@ -325,14 +332,14 @@ impl Api for Contract {
         self.world().libraries[*library].keys().cloned().collect()
     }
 
-    fn pipeline(
+    fn function(
         &mut self,
         library: &Self::Library,
         entry: &str,
         constants: &[(u32, u32)],
-    ) -> Result<Self::Pipeline, String> {
+    ) -> Result<Self::Function, String> {
         let mut world = self.world();
-        world.compiled += 1;
+        world.specialised += 1;
         let declared = world.libraries[*library].get(entry).cloned();
         let declared = declared.ok_or_else(|| format!("{entry} is not in the library"))?;
         let mut constants = constants.to_vec();
@@ -343,7 +350,13 @@ impl Api for Contract {
         {
             *value += 1;
         }
-        world.pipelines.push(Pipeline { entry: entry.to_owned(), constants, declared });
+        Ok(Function { entry: entry.to_owned(), constants, declared })
+    }
+
+    fn pipeline(&mut self, function: &Self::Function) -> Result<Self::Pipeline, String> {
+        let mut world = self.world();
+        world.compiled += 1;
+        world.pipelines.push(function.clone());
         Ok(world.pipelines.len() - 1)
     }
 
@@ -362,33 +375,25 @@ impl Api for Contract {
     fn archived_pipeline(
         &mut self,
         archive: &Self::Archive,
-        library: &Self::Library,
-        entry: &str,
-        constants: &[(u32, u32)],
+        function: &Self::Function,
     ) -> Option<Self::Pipeline> {
         let mut world = self.world();
-        if !world.archives[*archive].contains(&line(entry, constants)) {
+        if !world.archives[*archive].contains(&function.line()) {
             return None;
         }
-        let declared = world.libraries[*library].get(entry).cloned()?;
-        let (entry, constants) = (entry.to_owned(), constants.to_vec());
-        world.pipelines.push(Pipeline { entry, constants, declared });
+        world.pipelines.push(function.clone());
         Some(world.pipelines.len() - 1)
     }
 
     fn add_to_archive(
         &mut self,
         archive: &Self::Archive,
-        library: &Self::Library,
-        entry: &str,
-        constants: &[(u32, u32)],
+        function: &Self::Function,
     ) -> Result<(), String> {
         let mut world = self.world();
-        if !world.libraries[*library].contains_key(entry) {
-            return Err(format!("{entry} is not in the library"));
-        }
-        if !world.archives[*archive].insert(line(entry, constants)) {
-            world.violation(format!("{entry} {constants:?} is added to an archive that has it"));
+        let line = function.line();
+        if !world.archives[*archive].insert(line.clone()) {
+            world.violation(format!("{line} is added to an archive that has it"));
         }
         Ok(())
     }

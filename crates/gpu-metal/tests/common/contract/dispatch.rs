@@ -1,6 +1,6 @@
 //! What has to hold when a dispatch is encoded.
 
-use super::{Pipeline, THREADS, World};
+use super::{Function, THREADS, World};
 use calla_gpu::{Access, Binding, BufferId, Place};
 use calla_msl::Memory;
 use std::collections::HashMap;
@@ -17,7 +17,7 @@ impl World {
         let Some(described) = described else {
             return self.violation("a dispatch that nobody asked for".to_owned());
         };
-        let Pipeline { entry, constants, declared } = &self.pipelines[pipeline];
+        let Function { entry, constants, declared } = &self.pipelines[pipeline];
         let mut wrong = vec![];
         if ended {
             wrong.push("a dispatch after the end of its encoder".to_owned());
