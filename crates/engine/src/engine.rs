@@ -190,8 +190,8 @@ pub struct Engine {
     slice_sizer: SliceSizer,
     multi_step_sizer: MultiStepSizer,
     depth_chooser: DepthChooser,
-    /// Seconds that the drafts of this round took.
-    draft_seconds: f64,
+    /// Seconds that the drafts of this round took, if that is known.
+    draft_seconds: Option<f64>,
     counts: Counts,
 }
 
@@ -253,7 +253,7 @@ impl Engine {
             slice_sizer: SliceSizer::new(config.slice_rows, config.slice_seconds),
             multi_step_sizer: MultiStepSizer::new(config.multi_step),
             depth_chooser: DepthChooser::new(config.speculation),
-            draft_seconds: 0.0,
+            draft_seconds: Some(0.0),
             counts: Counts::default(),
             config,
         }

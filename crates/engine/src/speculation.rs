@@ -107,13 +107,22 @@ impl DepthChooser {
         best.0
     }
 
-    /// So many rounds (drafts, if any, and the step that verified them) were run at once, and each took so long.
-    pub(crate) fn measured(&mut self, sequences: usize, depth: usize, rounds: usize, seconds: f64) {
+    /// So many rounds (drafts, if any, and the step that verified them) were run at once, and each took so long, if that is
+    /// known.
+    pub(crate) fn measured(
+        &mut self,
+        sequences: usize,
+        depth: usize,
+        rounds: usize,
+        seconds: Option<f64>,
+    ) {
         let retrials = self.rounds / RETRIAL_INTERVAL;
         self.rounds += rounds as u64;
         let now = self.rounds / RETRIAL_INTERVAL;
         self.retrial = (now > retrials).then_some(now);
-        if let Some(costs) = sequences.min(SEQUENCES_MAX).checked_sub(1).map(|i| &mut self.costs[i])
+        if let Some(seconds) = seconds
+            && let Some(costs) =
+                sequences.min(SEQUENCES_MAX).checked_sub(1).map(|i| &mut self.costs[i])
             && let Some(cost) = costs.get_mut(depth)
         {
             cost.add(seconds);
@@ -142,7 +151,7 @@ mod tests {
         let mut chooser = DepthChooser::new(Speculation::Adaptive(3));
         for round in 0..1000 {
             let depth = chooser.depth(1);
-            chooser.measured(1, depth, 1, cost_of(depth));
+            chooser.measured(1, depth, 1, Some(cost_of(depth)));
             chooser.verified(depth, accepted_of(round, depth));
         }
         chooser.depth(1)
@@ -166,7 +175,7 @@ mod tests {
     fn off_is_off_and_fixed_is_fixed() {
         assert_eq!(DepthChooser::new(Speculation::Off).depth(1), 0);
         let mut fixed = DepthChooser::new(Speculation::Fixed(2));
-        fixed.measured(9, 2, 1, 5.0);
+        fixed.measured(9, 2, 1, Some(5.0));
         fixed.verified(2, 0);
         assert_eq!((fixed.depth(1), fixed.depth(0)), (2, 0));
     }
@@ -177,7 +186,7 @@ mod tests {
         let mut run = |cost: f64, rounds: usize| {
             for _ in 0..rounds {
                 let depth = chooser.depth(2);
-                chooser.measured(2, depth, 1, if depth == 1 { cost } else { 1.0 });
+                chooser.measured(2, depth, 1, Some(if depth == 1 { cost } else { 1.0 }));
                 chooser.verified(depth, depth);
             }
             chooser.depth(2)

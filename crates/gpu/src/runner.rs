@@ -57,6 +57,8 @@ pub struct GpuRunner<D> {
     /// How to take the last step of a generation back, while no other was run.
     last_generated: Option<SlotMoves>,
     plans: Plans,
+    /// Whether the last run recorded a plan.
+    has_recorded: bool,
     /// Why state could not be moved, until a step can say so.
     failed: Option<StateError>,
 }
@@ -96,6 +98,7 @@ impl<D: Device> GpuRunner<D> {
             feedback: Growing::new("what steps hand on"),
             last_generated: None,
             plans: Plans::default(),
+            has_recorded: false,
             failed: None,
         })
     }
@@ -156,6 +159,7 @@ impl<D: Device> GpuRunner<D> {
         let context = seen.next_power_of_two().max(CONTEXT_MIN);
         let key = PlanKey { work, counts, context };
         if self.plans.get(&key).is_none() {
+            self.has_recorded = true;
             self.record(key, batch, table_buffer, logits)?;
         }
         let bytes = tables.to_bytes();
@@ -246,6 +250,7 @@ impl<D: Device> GpuRunner<D> {
     /// included, so that the same batch can be run again where it has not.
     fn run_batch(&mut self, batch: &Batch) -> Result<Rows, StateError> {
         self.take_failure()?;
+        self.has_recorded = false;
         self.last_generated = None;
         let moves = self.cache.begin(batch.spans())?;
         let mut logits = Rows::zeros(batch.outputs().len(), self.shape.vocab_size);
@@ -291,6 +296,10 @@ impl<D: Device> Runner for GpuRunner<D> {
     fn step(&mut self, batch: &Batch) -> Result<Rows, StepError> {
         let result = self.run_batch(batch);
         self.named(result)
+    }
+
+    fn has_prepared(&self) -> bool {
+        self.has_recorded
     }
 
     fn can_draft(&self) -> bool {

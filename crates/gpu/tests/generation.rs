@@ -286,3 +286,28 @@ fn what_cannot_be_generated_is_refused() {
     refuses(SpanKind::Decode, vec![1], vec![]);
     assert!(state(&mut sequences.runner, &home) == before, "a refusal changed the state");
 }
+
+/// The first run of a kind records its plan and compiles kernels, so that its time says nothing; the next runs say so.
+#[test]
+fn a_runner_tells_what_it_prepared_for() {
+    let Some(mut sequences) = Sequences::new(false) else { return };
+    let greedy = vec![Sampling::greedy()];
+    sequences.rewind();
+    let run = |sequences: &mut Sequences, steps: usize| {
+        sequences.step_by_step(&greedy, steps);
+        sequences.runner.has_prepared()
+    };
+    assert!(run(&mut sequences, 1), "a first step of one row");
+    sequences.rewind();
+    assert!(!run(&mut sequences, 1), "the same once more");
+    sequences.rewind();
+    let batch = sequences.first_step(&[0]);
+    let generate = |sequences: &mut Sequences| {
+        let tokens = sequences.runner.generate(&batch, Choice::MostLikely, VOCAB_USED, 2);
+        tokens.unwrap();
+        sequences.runner.has_prepared()
+    };
+    assert!(generate(&mut sequences), "first steps without the host");
+    sequences.rewind();
+    assert!(!generate(&mut sequences), "the same once more");
+}

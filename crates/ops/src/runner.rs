@@ -64,6 +64,12 @@ pub trait Runner: Send {
     /// If the device failed; the state of the batch's sequences is then lost.
     fn step(&mut self, batch: &Batch) -> Result<Rows, StepError>;
 
+    /// Whether the device prepared for the last run, as it does for the first one of a kind (a GPU records a plan and compiles
+    /// kernels): its time then tells nothing of the next one's.
+    fn has_prepared(&self) -> bool {
+        false
+    }
+
     /// Whether [`Runner::draft`] can draft.
     fn can_draft(&self) -> bool {
         false

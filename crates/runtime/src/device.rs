@@ -47,6 +47,11 @@ impl Device {
         self.runner.can_draft()
     }
 
+    /// Whether the device prepared for the last run.
+    pub(crate) fn has_prepared(&self) -> bool {
+        self.runner.has_prepared()
+    }
+
     /// Whether memory of what holds nothing goes back to the system.
     pub(crate) fn can_give_back(&self) -> bool {
         self.runner.can_give_back()

@@ -291,7 +291,8 @@ impl Driver {
         if let Err(failure) = &result {
             tracing::error!("{failure}");
         }
-        self.engine.complete(result, start.elapsed().as_secs_f64());
+        let seconds = start.elapsed().as_secs_f64();
+        self.engine.complete(result, (!self.device.has_prepared()).then_some(seconds));
     }
 }
 

@@ -48,12 +48,14 @@ impl Engine {
         ids: Vec<RequestId>,
         steps: usize,
         tokens: Vec<Vec<u32>>,
-        seconds: f64,
+        seconds: Option<f64>,
     ) {
         assert_eq!(ids.len(), tokens.len(), "tokens of each row");
-        let step_seconds = seconds / steps as f64;
+        let step_seconds = seconds.map(|seconds| seconds / steps as f64);
         self.depth_chooser.measured(ids.len(), 0, steps, step_seconds);
-        self.multi_step_sizer.measured(ids.len(), step_seconds);
+        if let Some(seconds) = step_seconds {
+            self.multi_step_sizer.measured(ids.len(), seconds);
+        }
         let mut rows: Vec<(RequestId, Vec<u32>)> = ids.into_iter().zip(tokens).collect();
         for step in 0..steps {
             let is_last = step + 1 == steps;

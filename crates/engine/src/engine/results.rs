@@ -18,12 +18,13 @@ enum Chosen {
 }
 
 impl Engine {
-    /// Takes the result of the step that [`Engine::next_step`] gave, and how long it took. The time only
-    /// tells how deep to draft and how many rows of prompts to run at once.
+    /// Takes the result of the step that [`Engine::next_step`] gave, and how long it took, if that tells how
+    /// long another such step takes. The time only tells how deep to draft and how many rows of prompts and
+    /// decode steps to run at once.
     ///
     /// # Panics
     /// If no step is running, or the result is not one of its kind.
-    pub fn complete(&mut self, result: Result<Outcome, StepFailure>, seconds: f64) {
+    pub fn complete(&mut self, result: Result<Outcome, StepFailure>, seconds: Option<f64>) {
         let in_flight = self.in_flight.take().expect("a step was running");
         let outcome = match result {
             Ok(outcome) => outcome,
@@ -92,7 +93,7 @@ impl Engine {
         &mut self,
         work: Vec<(RequestId, Work, Vec<usize>)>,
         logits: &Rows,
-        seconds: f64,
+        seconds: Option<f64>,
     ) {
         let decoding =
             work.iter().filter(|(id, ..)| self.running[self.index_of(*id)].is_decoding());
@@ -100,15 +101,18 @@ impl Engine {
         // A step with a slice of a prompt says nothing about the cost of decoding.
         if depths.len() == work.len() {
             let depth = depths.iter().copied().max().unwrap_or(0);
-            self.depth_chooser.measured(depths.len(), depth, 1, seconds + self.draft_seconds);
-            if depth == 0 {
+            let round = seconds.zip(self.draft_seconds).map(|(step, drafts)| step + drafts);
+            self.depth_chooser.measured(depths.len(), depth, 1, round);
+            if let Some(seconds) = seconds.filter(|_| depth == 0) {
                 self.multi_step_sizer.measured(depths.len(), seconds);
             }
         }
-        self.draft_seconds = 0.0;
+        self.draft_seconds = Some(0.0);
         let prefill = work.iter().filter(|(id, ..)| self.running[self.index_of(*id)].in_prefill());
         let rows = prefill.map(|(_, work, _)| work.rows()).sum();
-        self.slice_sizer.measured(rows, seconds);
+        if let Some(seconds) = seconds {
+            self.slice_sizer.measured(rows, seconds);
+        }
         let mut row = 0;
         for (id, work, slots) in work {
             let rows = row..row + work.outputs;

@@ -35,7 +35,7 @@ impl Agent {
         loop {
             if let Some(step) = self.engine.next_step() {
                 let result = self.toy.run(&step, Fault::None);
-                self.engine.complete(result, 1.0);
+                self.engine.complete(result, Some(1.0));
             }
             while let Some(output) = self.engine.poll() {
                 match output {

@@ -26,7 +26,7 @@ pub(crate) fn cold_run(request: &Request, arithmetic: Arithmetic) -> Cold {
         }
         if let Some(step) = engine.next_step() {
             let result = toy.run(&step, Fault::None);
-            engine.complete(result, 1.0);
+            engine.complete(result, Some(1.0));
         }
         while let Some(output) = engine.poll() {
             match output {

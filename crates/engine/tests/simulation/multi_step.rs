@@ -42,7 +42,7 @@ impl Simulated {
             seconds *= run.steps as f64;
         }
         let result = self.toy.run(&step, Fault::None);
-        self.engine.complete(result, seconds);
+        self.engine.complete(result, Some(seconds));
         Some((step, std::iter::from_fn(|| self.engine.poll()).collect()))
     }
 

@@ -37,8 +37,14 @@ impl Speed {
     }
 }
 
-/// The reply to a prompt, and the slices that it was computed in.
-fn run(prompt: &[u32], seconds: Option<f64>, speed: Speed) -> (Vec<u32>, Vec<Slice>) {
+/// The reply to a prompt, and the slices that it was computed in. The first steps, `prepared` of them, take as long as kernels
+/// take to compile.
+fn run(
+    prompt: &[u32],
+    seconds: Option<f64>,
+    speed: Speed,
+    prepared: usize,
+) -> (Vec<u32>, Vec<Slice>) {
     let cache = CacheSize { pages: CONTEXT / PAGE_TOKENS, slots: 2 };
     let mut toy = Toy::new(cache, Arithmetic::Split);
     let mut engine = Engine::new(EngineConfig {
@@ -48,11 +54,13 @@ fn run(prompt: &[u32], seconds: Option<f64>, speed: Speed) -> (Vec<u32>, Vec<Sli
     });
     engine.submit(Request::new(prompt.to_vec(), 20)).unwrap();
     let (mut reply, mut slices) = (vec![], vec![]);
+    let mut steps = 0;
     loop {
         if let Some(step) = engine.next_step() {
             let slice = speed.slice(&step);
             let result = toy.run(&step, Fault::None);
-            engine.complete(result, slice.seconds);
+            steps += 1;
+            engine.complete(result, (steps > prepared).then_some(slice.seconds));
             if slice.rows > 0 {
                 slices.push(slice);
             }
@@ -81,8 +89,8 @@ fn steps_take_the_time_that_they_may() {
         // At the end of the prompt a row takes up to twice as long as at its start.
         let context = if case % 2 == 0 { 0.0 } else { row / 15_000.0 };
         let speed = Speed { step, row, context };
-        let (fixed_reply, fixed) = run(&prompt, None, speed);
-        let (reply, slices) = run(&prompt, Some(TARGET), speed);
+        let (fixed_reply, fixed) = run(&prompt, None, speed, 0);
+        let (reply, slices) = run(&prompt, Some(TARGET), speed, 0);
         assert_eq!(reply, fixed_reply, "{speed:?}");
         assert!(fixed.iter().all(|slice| slice.rows <= ROWS_MAX));
         // Two steps to know the speed, and two wherever a budget has become too large.
@@ -98,4 +106,22 @@ fn steps_take_the_time_that_they_may() {
         sizes.dedup();
         assert!(sizes.len() <= 6, "a plan for each of {sizes:?}");
     }
+}
+
+#[test]
+fn what_is_prepared_for_tells_no_speed() {
+    let token = |i| 4 + (mix(2, i) % (VOCAB as u64 - 4)) as u32;
+    let prompt: Vec<u32> = std::iter::once(MARKERS[0]).chain((0..15_000).map(token)).collect();
+    // All rows of the maximum fit.
+    let speed = Speed { step: 0.0, row: 0.5 * TARGET / ROWS_MAX as f64, context: 0.0 };
+    for prepared in [0, 2, 5] {
+        let (_, slices) = run(&prompt, Some(TARGET), speed, prepared);
+        let (_, ends) = slices.split_last().unwrap();
+        assert!(ends.iter().all(|slice| slice.rows == ROWS_MAX), "{slices:?}");
+    }
+    // Where they do not, it is only known later.
+    let slow = Speed { row: 2.0 * TARGET / ROWS_MAX as f64, ..speed };
+    let (_, slices) = run(&prompt, Some(TARGET), slow, 3);
+    let late = slices.iter().filter(|slice| slice.seconds > TARGET).count();
+    assert_eq!(late, 5, "{slices:?}");
 }

@@ -308,7 +308,7 @@ impl World {
         assert!(occupancy.slots_used <= occupancy.slots);
         let seconds = self.seconds(&step);
         let slice_rows = self.engine.slice_rows();
-        self.engine.complete(result, seconds);
+        self.engine.complete(result, Some(seconds));
         self.tallies.resized += u64::from(self.engine.slice_rows() != slice_rows);
         true
     }

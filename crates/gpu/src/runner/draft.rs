@@ -64,6 +64,7 @@ impl<D: Device> GpuRunner<D> {
         let Some(buffers) = self.draft else {
             return Err(off("drafting is off").into());
         };
+        self.has_recorded = false;
         let drafts = drafts.as_slice();
         let mut guesses = vec![vec![]; drafts.len()];
         // A plan guesses among one number of tokens.

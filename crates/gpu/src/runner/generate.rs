@@ -127,6 +127,7 @@ impl<D: Device> GpuRunner<D> {
             return Ok(tokens);
         }
         self.last_generated = None;
+        self.has_recorded = false;
         let buffers = self.hand_over(width(batch.rows()), choice)?;
         let drawn = matches!(choice, Choice::Drawn(_));
         let work = Work::Generate { vocab_used: width(vocab_used), drawn };
