@@ -1,6 +1,6 @@
 //! The device that tests of kernels run on: the host, or a GPU where `CALLA_GPU_DEVICE` says so.
 
-use calla_gpu::{BoundPlan, BufferId, Device, DeviceError, Dispatch, PlanId, Range};
+use calla_gpu::{BoundPlan, BufferId, Device, DeviceError, Dispatch, MappedPages, PlanId, Range};
 use calla_gpu_cuda::CudaDevice;
 use calla_gpu_host::HostDevice;
 
@@ -90,6 +90,19 @@ impl TestDevice {
 impl Device for TestDevice {
     fn allocate(&mut self, label: &str, bytes: u64) -> Result<BufferId, DeviceError> {
         self.driver().allocate(label, bytes)
+    }
+
+    fn adoptable_bytes(&self) -> u64 {
+        match self {
+            Self::Host(device) => device.adoptable_bytes(),
+            Self::Cuda(device) => device.adoptable_bytes(),
+            #[cfg(target_os = "macos")]
+            Self::Metal(device) => device.adoptable_bytes(),
+        }
+    }
+
+    fn adopt(&mut self, label: &str, pages: MappedPages) -> Result<Option<BufferId>, DeviceError> {
+        self.driver().adopt(label, pages)
     }
 
     fn release(&mut self, buffer: BufferId) -> Result<(), DeviceError> {
