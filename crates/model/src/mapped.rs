@@ -188,7 +188,8 @@ mod tests {
         assert_eq!(file.offset_of(&bytes.slice(199..)), Some(199));
         assert_eq!(file.offset_of(&bytes[..0]), None);
         // The same values elsewhere.
-        assert_eq!(file.offset_of(&bytes[70..200].to_vec()), None);
+        let copy = bytes[70..200].to_vec();
+        assert_eq!(file.offset_of(&copy), None);
     }
 
     #[test]

@@ -50,6 +50,8 @@ pub(crate) enum Class {
     Edge,
     /// A kernel and its twin do not fit.
     Entry,
+    /// A number keeps fewer bits than it needs.
+    Precision,
 }
 
 /// What has to notice a fault.

@@ -488,4 +488,12 @@ pub(super) const FAULTS: &[Fault] = &[
         replace: "pages",
         check: test("attention_prefill", "rows_are_the_references"),
     },
+    Fault {
+        class: Class::Precision,
+        file: "crates/gpu/kernels/sample.metal",
+        name: "tokens are weighed with the bits of a float",
+        find: "weight_rests[rank] = weight.lo;",
+        replace: "weight_rests[rank] = 0.0f;",
+        check: test("sample", "draws_at_an_edge_are_the_references"),
+    },
 ];
