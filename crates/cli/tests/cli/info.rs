@@ -38,7 +38,7 @@ fn what_stays_in_place_is_told_for_each_backend() {
     let dir = tempfile::tempdir().unwrap();
     write_demo(dir.path(), &[0]);
     let text = ok(&["info", arg(dir.path())], "");
-    for words in ["CPU: every tensor\n", "Metal: 14.3 MB, the other 196.8 kB are copied"] {
+    for words in ["CPU: every tensor\n", "Metal: 14.4 MB, the other 196.8 kB are copied"] {
         assert!(text.contains(words), "{words}: {text}");
     }
     let json = ok_json(&["info", "--json", arg(dir.path())], "");
