@@ -111,11 +111,11 @@ impl Linker {
         command.arg("-C").arg(format!("link-arg=-L{}", self.sdk.join("usr/lib").display()))
     }
 
-    /// Links the example of `calla-gpu-metal` that opens a GPU: all calls of Metal, without code in C. It need not be
+    /// Links the program of `calla-gpu-metal` that opens a GPU: all calls of Metal, without code in C. It need not be
     /// fast, so it is compiled fast.
     pub(crate) fn link_metal(&self, target: &str) -> Result<()> {
         let mut command = cargo();
-        command.args(["rustc", "--package", "calla-gpu-metal", "--example", "families"]);
+        command.args(["rustc", "--package", "calla-gpu-metal", "--bin", "families"]);
         command.args(["--target", target, "--features", "blake3/pure", "--"]);
         command.env("CARGO_PROFILE_DEV_OPT_LEVEL", "0").env("CARGO_PROFILE_DEV_DEBUG", "false");
         run(self.link_with(&mut command)).context(ADVICE)
