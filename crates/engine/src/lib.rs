@@ -11,6 +11,7 @@ pub mod memory;
 pub mod multi_step;
 pub mod pool;
 pub mod prefix_cache;
+mod recent;
 pub mod request;
 mod sequence;
 mod slices;

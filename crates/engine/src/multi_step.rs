@@ -4,12 +4,9 @@
 //! Tokens of such steps are handed out together, and a cancel or a new request waits for all of them. How many run at once
 //! changes no result.
 
+use crate::recent::Recent;
 use calla_ops::MultiStepLimits;
-use std::collections::{BTreeMap, VecDeque};
-
-/// Measured steps that the usual time is the median of. With three, one that was held up (its plan was recorded, another
-/// program had the device) decides nothing.
-const MEASURED: usize = 3;
+use std::collections::BTreeMap;
 
 /// Multi-step decode, as an engine is set up for it.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -29,8 +26,8 @@ impl MultiStepConfig {
 #[derive(Clone, Debug)]
 pub(crate) struct MultiStepSizer {
     config: Option<MultiStepConfig>,
-    /// Seconds of the last decode steps by their number of rows, the oldest first.
-    measured: BTreeMap<usize, VecDeque<f64>>,
+    /// Seconds of the last decode steps by their number of rows.
+    measured: BTreeMap<usize, Recent>,
 }
 
 impl MultiStepSizer {
@@ -40,7 +37,8 @@ impl MultiStepSizer {
 
     /// Steps of `rows` rows that may follow one another, at least 1. It is 1 until as many rows are measured.
     pub(crate) fn steps(&self, rows: usize) -> usize {
-        let (Some(config), Some(seconds)) = (self.config, self.usual(rows)) else { return 1 };
+        let usual = self.measured.get(&rows).and_then(Recent::usual);
+        let (Some(config), Some(seconds)) = (self.config, usual) else { return 1 };
         // A float beyond the integers becomes the largest of them.
         let in_time = (config.seconds_max / seconds) as usize;
         in_time.clamp(1, config.limits.steps_max.max(1))
@@ -51,18 +49,7 @@ impl MultiStepSizer {
         if self.config.is_none() || !seconds.is_finite() || seconds <= 0.0 {
             return;
         }
-        let measured = self.measured.entry(rows).or_default();
-        measured.push_back(seconds);
-        if measured.len() > MEASURED {
-            measured.pop_front();
-        }
-    }
-
-    /// The median of what was measured, of two the smaller; of one, nothing is known.
-    fn usual(&self, rows: usize) -> Option<f64> {
-        let mut sorted: Vec<f64> = self.measured.get(&rows)?.iter().copied().collect();
-        sorted.sort_by(f64::total_cmp);
-        (sorted.len() >= 2).then(|| sorted[(sorted.len() - 1) / 2])
+        self.measured.entry(rows).or_default().add(seconds);
     }
 }
 

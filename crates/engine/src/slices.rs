@@ -3,12 +3,9 @@
 //! A cancel waits for the step on the device, and so does a display whose GPU it is. Budgets choose how many cuts run in
 //! one step and never where they lie, so they change no result.
 
+use crate::recent::Recent;
 use calla_model::shape::PAGE_TOKENS;
-use std::collections::VecDeque;
 
-/// Measured steps that the speed is the median of. With three, one step that was held up (its plan was recorded, its
-/// kernels were compiled, another program had the device) decides nothing.
-const MEASURED: usize = 3;
 /// A larger budget is taken when it is expected to need no more than this part of the time, so that noise does not move
 /// the budget to and fro.
 const MARGIN: f64 = 0.8;
@@ -20,15 +17,15 @@ pub(crate) struct SliceSizer {
     /// Seconds that a step should take at most; `None`: the budget stays at its maximum.
     target_seconds: Option<f64>,
     rows: usize,
-    /// Seconds per row of the last steps at this budget, the oldest first.
-    measured: VecDeque<f64>,
+    /// Seconds per row of the last steps at this budget.
+    measured: Recent,
 }
 
 impl SliceSizer {
     /// Begins with the largest budget: it is what the device is set up for, a step of it is soon measured, and to begin
     /// with little would make the first reply of a fast device wait.
     pub(crate) fn new(rows_max: usize, target_seconds: Option<f64>) -> Self {
-        Self { rows_max, target_seconds, rows: rows_max, measured: VecDeque::new() }
+        Self { rows_max, target_seconds, rows: rows_max, measured: Recent::default() }
     }
 
     /// Rows of prompts that the next step may take: the maximum, or one page's rows times a power of two below it. Few
@@ -48,11 +45,8 @@ impl SliceSizer {
         if rows * 2 < self.rows && seconds <= target {
             return;
         }
-        self.measured.push_back(seconds / rows as f64);
-        if self.measured.len() > MEASURED {
-            self.measured.pop_front();
-        }
-        let Some(seconds_per_row) = self.usual() else { return };
+        self.measured.add(seconds / rows as f64);
+        let Some(seconds_per_row) = self.measured.usual() else { return };
         let fits = |rows: usize, seconds: f64| rows as f64 * seconds_per_row <= seconds;
         let mut next = self.rows;
         while !fits(next, target) && next > self.rows_min() {
@@ -66,13 +60,6 @@ impl SliceSizer {
             self.rows = next;
             self.measured.clear();
         }
-    }
-
-    /// The median of what was measured, of two the smaller; of one, nothing is known.
-    fn usual(&self) -> Option<f64> {
-        let mut sorted: Vec<f64> = self.measured.iter().copied().collect();
-        sorted.sort_by(f64::total_cmp);
-        (sorted.len() >= 2).then(|| sorted[(sorted.len() - 1) / 2])
     }
 
     fn rows_min(&self) -> usize {

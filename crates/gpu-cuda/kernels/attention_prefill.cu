@@ -10,6 +10,7 @@
 #include "layout.cuh"
 #include "mma.cuh"
 #include "shape.cuh"
+#include "sigmoid.cuh"
 
 constexpr uint WARPS = 8, THREADS = 32 * WARPS;
 constexpr uint QUERIES = 16 * WARPS;
@@ -27,11 +28,6 @@ inline float power_of_2(float x) {
     float y;
     asm("ex2.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
     return y;
-}
-
-inline float sigmoid(float x) {
-    const float e = expf(-fabsf(x));
-    return (x < 0.0f ? e : 1.0f) / (1.0f + e);
 }
 
 // Copies a page: rows of 32 chunks, of which chunk c of row r goes to place c ^ (r % 8), so that any 8 rows' chunks of one

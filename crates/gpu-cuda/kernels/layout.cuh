@@ -1,20 +1,8 @@
-// What a kernel and the driver agree on: when it may start, and what the driver has to know of its arguments, taken from its
-// declaration: for each pointer, size and alignment of what it points to, and for parameters, which come last and by value,
-// their own.
+// What the driver has to know of a kernel: when it may start, and of its arguments, as it declares them, for each pointer size
+// and alignment of what it points to, and for parameters, which come last and by value, their own.
 #pragma once
 
-// A kernel may start while the one that it depends on still runs: every thread of it waits for that one's results before it
-// reads or writes anything but weights. What depends on it may start at once, as it waits in turn. See graph.rs.
-inline void start_next() {
-#if __CUDA_ARCH__ >= 900
-    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
-#endif
-}
-inline void wait_for_previous() {
-#if __CUDA_ARCH__ >= 900
-    asm volatile("griddepcontrol.wait;" ::: "memory");
-#endif
-}
+#include "start.h"
 
 template <typename T> struct Argument { static constexpr unsigned size = sizeof(T), align = alignof(T); };
 template <typename T> struct Argument<T*> : Argument<T> {};

@@ -17,8 +17,8 @@
 
 #include "layout.cuh"
 #include "mma.cuh"
+#include "quantized.cuh"
 
-constexpr uint GROUP = 64;           // weights that share a scale and a bias
 constexpr uint GROUPS = IN_DIM / GROUP;
 constexpr uint THREADS = 128;
 constexpr uint TILE_ROWS = 64;       // of activations
@@ -32,8 +32,6 @@ constexpr uint WEIGHT_BYTES = GROUP * LARGER_BITS / 8;  // of a row of a group
 constexpr uint STAGE_BYTES = X_BYTES + TILE_COLUMNS * WEIGHT_BYTES;
 static_assert(STAGES * STAGE_BYTES + 2 * TILE_ROWS * sizeof(float) == SHARED, "stages, and sums of two groups");
 
-typedef unsigned short bf16;  // its bits
-
 struct Matrix {
     const uint4* packed;
     const bf16* scales;
@@ -42,7 +40,6 @@ struct Matrix {
 
 struct Sums { float of[2][TILE_ROWS / 8][4]; };
 
-inline bf16 float_bf16(float value) { return bf16(bf16_pair(value, 0.0f)); }
 inline float silu(float x) { return x / (1.0f + expf(-x)); }
 
 // Pairs of eight 4-bit integers less 8, in their order: an integer is the end of the mantissa of 128.

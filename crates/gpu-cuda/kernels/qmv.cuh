@@ -20,6 +20,7 @@
 #include "mma.cuh"
 #include "quantized.cuh"
 #include "shape.cuh"
+#include "sigmoid.cuh"
 
 // The rows that an entry point takes: the last digit of its name.
 #define NAME_OF(entry) #entry
@@ -62,10 +63,6 @@ inline void load_floats(float (&values)[8], const float* from, bool exists) {
     }
 }
 
-inline float sigmoid(float x) {
-    const float e = expf(-fabsf(x));
-    return (x < 0.0f ? e : 1.0f) / (1.0f + e);
-}
 inline float silu(float x) { return x * sigmoid(x); }
 
 struct Input {

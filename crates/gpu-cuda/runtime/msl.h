@@ -3,6 +3,7 @@
 // Functions without a qualifier are device functions (--device-as-default-execution-space). All of this, and the kernels,
 // stand in one namespace: names in it hide those of CUDA, float4 or max, that mean something else there.
 #pragma once
+#include "start.h"
 #include "types.h"
 #include "math.h"
 #include "simd.h"

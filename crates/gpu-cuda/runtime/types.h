@@ -109,13 +109,6 @@ template <class T> struct argument<vec<T, 3>> { static __forceinline__ vec<T, 3>
 // A threadgroup variable: `size` is [n], [n][m] or nothing, the rest is the type.
 #define MSL_THREADGROUP(name, size, ...) __shared__ __VA_ARGS__ name size
 // Most threads of a threadgroup, where the kernel says so: else what no kernel exceeds.
-// A kernel may start while the one that it depends on still runs; this waits for that one, and lets what depends on this one
-// start, which waits in turn.
-#if __CUDA_ARCH__ >= 900
-#define MSL_WAIT() asm volatile("griddepcontrol.launch_dependents;\ngriddepcontrol.wait;" ::: "memory")
-#else
-#define MSL_WAIT()
-#endif
 #define MSL_BOUNDS(most) __launch_bounds__((most) == 0 ? 256 : (most))
 #define INFINITY __int_as_float(0x7f800000)
 #define NAN __int_as_float(0x7fc00000)

@@ -7,8 +7,9 @@ use std::ffi::{CStr, CString, c_char};
 use std::fmt;
 
 /// Files of the runtime of translated kernels, as they are compiled into the program.
-const RUNTIME: [(&CStr, &str); 5] = [
+const RUNTIME: [(&CStr, &str); 6] = [
     (c"msl.h", include_str!("../runtime/msl.h")),
+    (c"start.h", include_str!("../runtime/start.h")),
     (c"types.h", include_str!("../runtime/types.h")),
     (c"math.h", include_str!("../runtime/math.h")),
     (c"simd.h", include_str!("../runtime/simd.h")),

@@ -66,7 +66,7 @@ pub(crate) const TWINS: [&Twin; 12] = [
 ];
 
 /// Headers of twins.
-pub(crate) const HEADERS: [(&CStr, &str); 10] = [
+pub(crate) const HEADERS: [(&CStr, &str); 11] = [
     (c"gated_delta.cuh", include_str!("../kernels/gated_delta.cuh")),
     (c"layout.cuh", include_str!("../kernels/layout.cuh")),
     (c"mma.cuh", include_str!("../kernels/mma.cuh")),
@@ -74,6 +74,7 @@ pub(crate) const HEADERS: [(&CStr, &str); 10] = [
     (c"qmv.cuh", include_str!("../kernels/qmv.cuh")),
     (c"quantized.cuh", include_str!("../kernels/quantized.cuh")),
     (c"shape.cuh", include_str!("../kernels/shape.cuh")),
+    (c"sigmoid.cuh", include_str!("../kernels/sigmoid.cuh")),
     (c"metal/quantized.h", include_str!("../../gpu/kernels/quantized.h")),
     (c"metal/math.h", include_str!("../../gpu/kernels/math.h")),
     (c"metal/order.h", include_str!("../../gpu/kernels/order.h")),

@@ -95,7 +95,8 @@ fn entry(out: &mut String, kernel: &Kernel) {
          }}\n\
          unsigned msl_layout[] = {{{layout}0}};\n\
          extern \"C\" __global__ void MSL_BOUNDS({most}) {name}({declared}) {{\n\
-         MSL_WAIT();\n\
+         start_next();\n\
+         wait_for_previous();\n\
          metal::msl_call({names});\n\
          }}\n\
          namespace metal {{\n\
