@@ -12,6 +12,7 @@ use calla_cpu::Isa;
 use calla_engine::{CutRule, Machine, Output, Refusal, Request, RequestId, Speculation};
 use calla_gpu::DeviceError;
 use calla_gpu_cuda::{CudaDevice, Options, Replay};
+use calla_model::shape::PAGE_TOKENS;
 use calla_runtime::{Driver, Limits, Turn, engine_config};
 use std::sync::Arc;
 use std::time::Instant;
@@ -99,7 +100,9 @@ fn measure(mut args: ModelArgs, arm: &Arm) -> anyhow::Result<Measured> {
     let start = Instant::now();
     let free_before = free_gpu_memory(args.device);
     let (sequences, tokens) = (arm.sequences, arm.context + arm.steps + 1 + slack(arm));
-    let wish = Wish { context: tokens * sequences, sequences, speculation };
+    // Sequences share no page.
+    let context = tokens.next_multiple_of(PAGE_TOKENS) * sequences;
+    let wish = Wish { context, sequences, speculation };
     let loaded = load::load_for_bench(&args, Arc::new(Switched(arm.ablation)), wish)?;
     let limits = Limits {
         context: loaded.context,
@@ -203,11 +206,17 @@ fn generate(driver: &mut Driver, prompts: &[Vec<u32>], arm: &Arm) -> anyhow::Res
                     tokens[index.context("a token of a request that was not made")?].push(token);
                 }
                 Output::Prefill { .. } => {}
-                Output::Finished { usage, .. } => ensure!(
-                    usage.reuse.reused == 0,
-                    "{} tokens of the prompt were not computed but reused: this is a bug",
-                    usage.reuse.reused
-                ),
+                Output::Finished { usage, .. } => {
+                    let reused = usage.reuse.reused;
+                    ensure!(
+                        reused == 0,
+                        "{reused} tokens of the prompt were not computed but reused: this is a bug"
+                    );
+                    ensure!(
+                        begun.is_some(),
+                        "a sequence ended before the last one began, so that they did not all run at once: this is a bug"
+                    );
+                }
                 Output::Failed { failure, .. } => return Err(failure.into()),
             }
         }

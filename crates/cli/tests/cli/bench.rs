@@ -4,8 +4,8 @@ use crate::support::{arg, demo, error, ok, ok_json, run};
 use serde_json::Value;
 use std::fs;
 
-/// Flags of a short measurement.
-const SHORT: [&str; 8] = ["--contexts", "16,40", "--steps", "4", "--repeat", "2", "--threads", "1"];
+/// Flags of a short measurement. Two pages hold a sequence of the longer prompt, and are more than its tokens need.
+const SHORT: [&str; 8] = ["--contexts", "16,60", "--steps", "4", "--repeat", "2", "--threads", "1"];
 
 fn short(more: &[&str]) -> Vec<String> {
     let demo = demo();
@@ -23,7 +23,7 @@ fn figures_floors_and_settings_are_told() {
     let report = ok_json(&refs(&args), "");
     let rows = report["rows"].as_array().unwrap();
     assert_eq!(rows.len(), 2);
-    for (row, context) in rows.iter().zip([16, 40]) {
+    for (row, context) in rows.iter().zip([16, 60]) {
         let keys: Vec<&String> = row.as_object().unwrap().keys().collect();
         let expected = [
             "context",
@@ -49,7 +49,7 @@ fn figures_floors_and_settings_are_told() {
     }
     let concurrent = report["concurrent"].as_array().unwrap();
     assert_eq!(concurrent.len(), 1, "one sequence is among the rows: {concurrent:?}");
-    assert_eq!((&concurrent[0]["sequences"], &concurrent[0]["context"]), (&3.into(), &40.into()));
+    assert_eq!((&concurrent[0]["sequences"], &concurrent[0]["context"]), (&3.into(), &60.into()));
 
     let ablation = |name: &str| {
         let rows = report["ablations"].as_array().unwrap();
@@ -64,7 +64,7 @@ fn figures_floors_and_settings_are_told() {
     let manifest = &report["manifest"];
     assert_eq!(manifest["settings"]["steps"], 4);
     assert_eq!(manifest["settings"]["device"], "cpu");
-    assert_eq!(manifest["settings"]["contexts"], serde_json::json!([16, 40]));
+    assert_eq!(manifest["settings"]["contexts"], serde_json::json!([16, 60]));
     assert_eq!(manifest["program"]["blake3"].as_str().unwrap().len(), 64);
     assert_eq!(
         manifest["rates"]["flops"]["source"].as_str().unwrap().split(':').next(),
@@ -88,7 +88,7 @@ fn figures_floors_and_settings_are_told() {
         arms.iter().filter(same).filter(|a| a["sequences"] == 1).map(|a| &a["digest"]).collect()
     };
     assert_eq!(digests(16)[0], digests(16)[1]);
-    assert_ne!(digests(16)[0], digests(40)[0]);
+    assert_ne!(digests(16)[0], digests(60)[0]);
 
     let text = manifest.to_string();
     for path in [env!("CARGO_MANIFEST_DIR"), arg(&demo()), "/tmp", "/home", "/root"] {
@@ -103,7 +103,7 @@ fn files_are_written_once_and_never_replaced() {
     let more = ["--out", arg(&out), "--name", "here", "--plot"];
     let text = ok(&refs(&short(&more)), "");
     assert!(text.contains("| context | prefill tok/s | floor | share |"), "{text}");
-    assert!(text.contains("\n| 16 | ") && text.contains("\n| 40 | "), "{text}");
+    assert!(text.contains("\n| 16 | ") && text.contains("\n| 60 | "), "{text}");
     let written = fs::read_to_string(out.join("here.json")).unwrap();
     let report: Value = serde_json::from_str(&written).unwrap();
     assert_eq!(report["rows"].as_array().unwrap().len(), 2);
