@@ -15,6 +15,7 @@ use crate::shape_constants::width;
 use crate::step_tables::{StepTables, TableBuffer, TableCounts, page_entries};
 use crate::tensor::{Dtype, Place, Range, Tensor};
 use crate::weights::GpuParts;
+use calla_model::shape::PAGE_TOKENS;
 use calla_model::{Network, Shape};
 use calla_ops::{
     Batch, CacheError, CacheSize, Drafts, MultiStep, MultiStepLimits, Rows, Runner, SpanKind,
@@ -66,6 +67,9 @@ pub struct GpuRunner<D> {
 /// Positions for which the smallest plan has room. Others have room for twice as many each.
 const CONTEXT_MIN: u32 = 1 << 7;
 
+/// Rows of logits that there is room for from the start: 16 MB at full size.
+const RESERVED_OUTPUTS: u32 = 16;
+
 impl<D: Device> GpuRunner<D> {
     /// A network whose weights lie on `device`, without any sequence. `name` is that of the device in errors.
     ///
@@ -84,7 +88,7 @@ impl<D: Device> GpuRunner<D> {
         let draft = drafting
             .then(|| draft::Buffers::new(&mut device, shape, size.sequences))
             .transpose()?;
-        Ok(Self {
+        let mut runner = Self {
             device,
             name,
             shape: shape.clone(),
@@ -100,7 +104,21 @@ impl<D: Device> GpuRunner<D> {
             plans: Plans::default(),
             has_recorded: false,
             failed: None,
-        })
+        };
+        runner.reserve(width(size.sequences))?;
+        Ok(runner)
+    }
+
+    /// Makes the small buffers as large as most steps need them: whenever one of them grows, all recorded plans are lost.
+    fn reserve(&mut self, sequences: u32) -> Result<(), DeviceError> {
+        let rows = width(self.device.slice_rows()).saturating_add(sequences);
+        // Each span may end a chunk before it is full.
+        let chunks = rows.div_ceil(width(PAGE_TOKENS)).saturating_add(sequences);
+        let outputs = RESERVED_OUTPUTS.max(sequences);
+        let counts = TableCounts { rows, spans: sequences, chunks, outputs };
+        self.buffers(counts, self.cache.size().pages, RESERVED_OUTPUTS)?;
+        self.reserve_feedback(sequences)?;
+        Ok(())
     }
 
     /// The device.

@@ -193,11 +193,15 @@ impl<D: Device> GpuRunner<D> {
             .map_err(|error| error.to_string())
     }
 
+    /// The buffer for what steps of `rows` rows hand on.
+    pub(super) fn reserve_feedback(&mut self, rows: u32) -> Result<BufferId, DeviceError> {
+        let (device, plans) = (&mut self.device, &mut self.plans);
+        Ok(self.feedback.at_least(device, plans, Buffers::bytes(rows))?.0)
+    }
+
     /// Sets what the first step finds.
     fn hand_over(&mut self, rows: u32, choice: Choice<'_>) -> Result<Buffers, DeviceError> {
-        let (device, plans) = (&mut self.device, &mut self.plans);
-        let (buffer, _) = self.feedback.at_least(device, plans, Buffers::bytes(rows))?;
-        let buffers = Buffers::new(Place::Buffer(buffer), rows);
+        let buffers = Buffers::new(Place::Buffer(self.reserve_feedback(rows)?), rows);
         self.device.write(buffers.step.range, &0_u32.to_le_bytes())?;
         if let Choice::Drawn(samplers) = choice {
             self.device.write(buffers.samplers.range, bytemuck::cast_slice(samplers))?;

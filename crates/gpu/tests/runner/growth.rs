@@ -3,7 +3,7 @@
 use crate::sequences::{Model, Part, SIZE, Sequence, TestRunner, require_same, step};
 use calla_gpu::Choice;
 use calla_ops::sample::argmax;
-use calla_ops::{Batch, Span, SpanKind};
+use calla_ops::{Batch, Runner as _, Span, SpanKind};
 
 /// Rows and sequences of each step, and the context that it ends with: past buckets of plans, and back.
 const STEPS: [(usize, usize, usize); 6] =
@@ -78,4 +78,40 @@ fn a_generation_goes_on_beyond_the_context_that_it_starts_with() {
     assert_eq!(generated, [expected]);
     let expected = by_host.state(&mut runner);
     by_device.state(&mut runner).require(&expected, "after a generation");
+}
+
+/// Whenever a buffer that plans bind grows, all of them are lost, and recording one takes as long as some tokens.
+#[test]
+fn what_follows_a_prompt_does_not_cost_it_its_plans() {
+    let model = Model::small(6);
+    let Some(mut runner) = model.runner() else { return };
+    let vocab = model.shape.vocab_size;
+    let sequences: Vec<Sequence> = (0..4).map(|i| model.sequence(i, 3 * i, 150)).collect();
+    let batch = |tokens: usize, kind, outputs| {
+        let first = &sequences[0];
+        let span = Span::new(kind, 0..tokens, 0, first.slot, first.pages.clone());
+        Batch::new(first.tokens[..tokens].to_vec(), vec![span], outputs, vocab, SIZE)
+            .expect("a batch")
+    };
+    let (slice, first) =
+        (batch(130, SpanKind::Prefill, vec![]), batch(1, SpanKind::Decode, vec![0]));
+    let mut round = || {
+        let mut recorded = vec![];
+        let mut run = |what: &dyn Fn(&mut TestRunner)| {
+            what(&mut runner);
+            recorded.push(runner.has_prepared());
+        };
+        run(&|runner| drop(runner.step(&slice).expect("no logits")));
+        run(&|runner| drop(step(runner, &[sequences[0].decode(130..131)])));
+        run(&|runner| {
+            let all: Vec<Part<'_>> = sequences.iter().map(|s| s.decode(140..141)).collect();
+            step(runner, &all);
+        });
+        run(&|runner| {
+            runner.generate(&first, Choice::MostLikely, vocab, 3).expect("tokens");
+        });
+        recorded
+    };
+    assert_eq!(round(), [true; 4]);
+    assert_eq!(round(), [false; 4]);
 }
