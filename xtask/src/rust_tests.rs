@@ -19,7 +19,7 @@ pub(crate) fn run(skipped: &mut usize) -> Result<Outcome> {
 
 /// Tests of `calla-gpu` that do not run with sanitizers: those of the whole demo would take many minutes, and `runner`
 /// has whole networks that are small.
-const NOT_SANITIZED: [&str; 4] = ["goldens", "engine", "drafts", "generation"];
+const NOT_SANITIZED: [&str; 5] = ["goldens", "layers", "engine", "drafts", "generation"];
 
 /// Runs the tests of `calla-gpu` once more, with kernels built with AddressSanitizer and an error for every access
 /// outside the ranges that a dispatch declares.
