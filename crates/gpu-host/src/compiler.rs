@@ -136,6 +136,11 @@ impl Compiler {
         if output.exists() {
             return Ok(output);
         }
+        // Tests beside this one, and test programs, want the same files: one of them compiles.
+        let lock = lock(&output)?;
+        if output.exists() {
+            return Ok(output);
+        }
         let partial = partial(&output);
         let mut command = Command::new(&self.program);
         command.args(FLAGS).args([architecture, "-I"]).arg(&self.include).args(flags);
@@ -148,6 +153,7 @@ impl Compiler {
             return Err(Failure::Compiler(String::from_utf8_lossy(&done.stderr).into_owned()));
         }
         fs::rename(&partial, &output).map_err(io_error(format!("name {}", output.display())))?;
+        drop(lock);
         Ok(output)
     }
 }
@@ -202,6 +208,15 @@ fn digest(value: &impl std::hash::Hash) -> u64 {
     let mut hasher = DefaultHasher::new();
     value.hash(&mut hasher);
     hasher.finish()
+}
+
+/// Waits until nobody else makes the file `path`; until what comes back is dropped, nobody else does.
+fn lock(path: &Path) -> Result<fs::File, Kind> {
+    let path = path.with_extension("lock");
+    let failed = || format!("lock {}", path.display());
+    let file = fs::File::create(&path).map_err(io_error(failed()))?;
+    file.lock().map_err(io_error(failed()))?;
+    Ok(file)
 }
 
 /// A name beside `path` that nobody else uses: others may be making the same file.
