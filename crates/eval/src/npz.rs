@@ -4,13 +4,13 @@
 //! anything is allocated, and a header reaches `npyz` only when it is short and flat and its dimensions
 //! cannot overflow a product.
 
-use npyz::zip::CompressionMethod;
-use npyz::zip::read::ZipArchive;
 use npyz::{Deserialize, NpyFile, NpyHeader, Order};
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{BufReader, Read};
 use std::path::{Path, PathBuf};
+use zip::CompressionMethod;
+use zip::read::ZipArchive;
 
 /// Largest ratio of unpacked to packed bytes: deflate reaches 1032 on constant bytes, logits about 1.1.
 pub const MAX_RATIO: u64 = 200;
@@ -100,7 +100,7 @@ impl Npz {
         for index in 0..zip.len() {
             // Raw: no decompressor is built before its method is known to be one of these two.
             let entry = zip.by_index_raw(index).map_err(|e| read(e.to_string()))?;
-            let Some(name) = npyz::npz::array_name_from_file_name(entry.name()) else { continue };
+            let Some(name) = entry.name().strip_suffix(".npy") else { continue };
             let method = entry.compression();
             if method != CompressionMethod::Stored && method != CompressionMethod::Deflated {
                 return Err(read(format!("\"{name}\" is packed by {method}; numpy uses deflate")));

@@ -1,10 +1,10 @@
 //! Damaged and hostile `.npz` files are refused with a message that says what is wrong.
 
 use calla_eval::read_goldens;
-use npyz::zip::CompressionMethod;
-use npyz::zip::write::{FileOptions, ZipWriter};
 use std::io::Write;
 use std::path::{Path, PathBuf};
+use zip::CompressionMethod;
+use zip::write::{FileOptions, ZipWriter};
 
 /// A `.npy` file of version 1 with any header text.
 fn npy(header: &str, data: &[u8]) -> Vec<u8> {

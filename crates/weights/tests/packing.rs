@@ -5,21 +5,26 @@
 use calla_model::{AffineFormat, FloatType};
 use calla_weights::quantize;
 use half::bf16;
-use npyz::npz::NpzArchive;
+use npyz::NpyFile;
 use std::fs::File;
-use std::io::BufReader;
+use zip::ZipArchive;
 
 const FIXTURE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/mlx_packing.npz");
 const ROWS: usize = 8;
 const COLS: usize = 384;
 
 fn read<T: npyz::Deserialize>(
-    file: &mut NpzArchive<BufReader<File>>,
+    file: &mut ZipArchive<File>,
     format: AffineFormat,
     name: &str,
 ) -> Vec<T> {
-    let name = format!("b{}_g{}_{name}", format.bits(), format.group());
-    file.by_name(&name).unwrap().unwrap_or_else(|| panic!("no {name}")).into_vec().unwrap()
+    let name = format!("b{}_g{}_{name}.npy", format.bits(), format.group());
+    let array = file.by_name(&name).unwrap_or_else(|error| panic!("{name}: {error}"));
+    NpyFile::new(array).unwrap().into_vec().unwrap()
+}
+
+fn fixture() -> ZipArchive<File> {
+    ZipArchive::new(File::open(FIXTURE).unwrap()).unwrap()
 }
 
 fn formats() -> impl Iterator<Item = AffineFormat> {
@@ -30,7 +35,7 @@ fn formats() -> impl Iterator<Item = AffineFormat> {
 
 #[test]
 fn quantising_gives_the_bits_that_mlx_gives() {
-    let mut file = NpzArchive::open(FIXTURE).unwrap();
+    let mut file = fixture();
     for format in formats() {
         let weight: Vec<f32> = read(&mut file, format, "weight");
         let packed: Vec<u32> = read(&mut file, format, "packed");
@@ -49,7 +54,7 @@ fn quantising_gives_the_bits_that_mlx_gives() {
 
 #[test]
 fn unpacking_gives_the_values_that_mlx_gives() {
-    let mut file = NpzArchive::open(FIXTURE).unwrap();
+    let mut file = fixture();
     for format in formats() {
         let weight: Vec<f32> = read(&mut file, format, "weight");
         let expected: Vec<f32> = read(&mut file, format, "dequantized");
