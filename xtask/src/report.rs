@@ -1,6 +1,8 @@
 //! Steps with their outcomes, and the summary at the end.
 
 use anyhow::{Context as _, Result, bail};
+use nix::sys::resource::{UsageWho, getrusage};
+use nix::sys::time::TimeValLike as _;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
@@ -15,11 +17,19 @@ pub(crate) enum Outcome {
 /// All steps so far.
 #[derive(Default)]
 pub(crate) struct Report {
-    rows: Vec<(String, String, Duration)>,
+    rows: Vec<Row>,
     passed: usize,
     failed: usize,
     skipped: usize,
     only: Option<String>,
+}
+
+/// A step that ended.
+struct Row {
+    name: String,
+    outcome: String,
+    wall: Duration,
+    cpu: Duration,
 }
 
 impl Report {
@@ -34,10 +44,10 @@ impl Report {
             return;
         }
         println!("\n=== {name}");
-        let start = Instant::now();
+        let (start, cpu_before) = (Instant::now(), cpu());
         let result = run();
-        let took = start.elapsed();
-        let text = match result {
+        let (wall, cpu) = (start.elapsed(), cpu().saturating_sub(cpu_before));
+        let outcome = match result {
             Ok(Outcome::Passed(0)) => {
                 self.passed += 1;
                 "ok".to_owned()
@@ -56,8 +66,9 @@ impl Report {
                 "FAILED".to_owned()
             }
         };
-        println!("--- {name}: {text} ({:.0} s)", took.as_secs_f64());
-        self.rows.push((name.to_owned(), text, took));
+        let (seconds, cpu_seconds) = (wall.as_secs_f64(), cpu.as_secs_f64());
+        println!("--- {name}: {outcome} ({seconds:.0} s, {cpu_seconds:.0} s of processors)");
+        self.rows.push(Row { name: name.to_owned(), outcome, wall, cpu });
     }
 
     /// Counts a test that skipped itself.
@@ -67,13 +78,25 @@ impl Report {
 
     /// Prints the summary; true if nothing failed and something ran.
     pub(crate) fn finish(self) -> bool {
-        println!("\n=== summary");
-        for (name, text, took) in &self.rows {
-            println!("{:>5.0} s  {name}: {text}", took.as_secs_f64());
+        println!("\n=== summary\n  wall    CPU");
+        for Row { name, outcome, wall, cpu } in &self.rows {
+            let (wall, cpu) = (wall.as_secs_f64(), cpu.as_secs_f64());
+            println!("{wall:>4.0} s {cpu:>4.0} s  {name}: {outcome}");
         }
+        let sum = |of: fn(&Row) -> Duration| self.rows.iter().map(of).sum::<Duration>();
+        let (wall, cpu) = (sum(|row| row.wall).as_secs_f64(), sum(|row| row.cpu).as_secs_f64());
+        println!("{wall:>4.0} s {cpu:>4.0} s  all");
         println!("\n{} passed, {} failed, {} skipped", self.passed, self.failed, self.skipped);
         self.failed == 0 && self.passed > 0
     }
+}
+
+/// Time of processors, user and system, that all programs took which this one started and waited for, and those that
+/// they waited for.
+pub(crate) fn cpu() -> Duration {
+    let usage = getrusage(UsageWho::RUSAGE_CHILDREN).expect("a system tells of its own processes");
+    let time = usage.user_time() + usage.system_time();
+    Duration::from_micros(time.num_microseconds().unsigned_abs())
 }
 
 /// Runs a command and fails unless it succeeds.
@@ -89,4 +112,19 @@ pub(crate) fn run(command: &mut Command) -> Result<()> {
 /// The cargo that runs this program.
 pub(crate) fn cargo() -> Command {
     Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn cpu_seconds_are_those_of_programs_that_ran() {
+        let before = cpu();
+        let script = "i=0; while [ $i -lt 200000 ]; do i=$((i + 1)); done";
+        // One that the shell waits for.
+        run(Command::new("sh").args(["-c", &format!("sh -c '{script}'; sleep 0.2")])).unwrap();
+        let took = cpu() - before;
+        assert!(took > Duration::from_millis(10), "{took:?}");
+    }
 }
