@@ -65,7 +65,7 @@ pub(crate) fn check() -> Result<Outcome> {
 }
 
 /// Writes a program: where it is.
-fn script(folder: &Path, name: &str, text: &str) -> Result<PathBuf> {
+pub(crate) fn script(folder: &Path, name: &str, text: &str) -> Result<PathBuf> {
     let path = folder.join(name);
     // What is there may be running.
     if fs::read_to_string(&path).is_ok_and(|old| old == text) {

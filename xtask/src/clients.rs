@@ -1,10 +1,10 @@
 //! Real clients against the real server: `calla serve` with the demo checkpoint, and the scripts in
 //! `tests/clients` that drive other people's packages against it.
 
-use crate::report::{Outcome, cargo, run};
+use crate::programs::{build_tests, programs};
+use crate::report::{Outcome, run};
 use crate::root;
 use anyhow::{Context as _, Result, bail};
-use serde_json::Value;
 use std::fs;
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::TcpStream;
@@ -139,23 +139,20 @@ impl Node {
     }
 }
 
-/// Builds the `calla` program; its path.
+/// Builds the `calla` program that the tests of the workspace use too; its path.
 pub(crate) fn build() -> Result<PathBuf> {
-    let output = cargo()
+    let output = build_tests()
         .current_dir(root())
-        .args(["build", "-p", "calla", "--message-format", "json-render-diagnostics"])
+        .args(["--test", "cli"])
         .stderr(Stdio::inherit())
         .output()
-        .context("cannot run cargo build")?;
+        .context("cannot run cargo test")?;
     if !output.status.success() {
-        bail!("cargo build -p calla: {}", output.status);
+        bail!("building calla: {}", output.status);
     }
-    String::from_utf8_lossy(&output.stdout)
-        .lines()
-        .filter_map(|line| serde_json::from_str::<Value>(line).ok())
-        .filter(|message| message["target"]["name"] == "calla")
-        .find_map(|message| message["executable"].as_str().map(PathBuf::from))
-        .context("cargo build -p calla named no program")
+    let mut programs = programs(&output.stdout)?.into_iter();
+    let program = programs.find(|program| program.target == "calla" && !program.is_test);
+    Ok(program.context("cargo named no program calla")?.path)
 }
 
 /// A running `calla serve`; killed when dropped.

@@ -8,6 +8,7 @@ mod install;
 mod link_darwin;
 mod mutate;
 mod page;
+mod programs;
 mod report;
 mod rust_tests;
 mod test;
@@ -90,4 +91,9 @@ fn root() -> PathBuf {
     PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/.."))
         .canonicalize()
         .expect("the directory that this program was built from")
+}
+
+/// Where cargo builds.
+fn target_folder() -> PathBuf {
+    std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| root().join("target"), PathBuf::from)
 }

@@ -1,17 +1,19 @@
 //! `cargo xtask mutate`: whether the tests of the GPU backend notice faults, planted one at a time.
 //!
-//! Faults are planted in a copy of the tree, `target/mutants/tree`, with its own build; the working tree is only read.
-//! A fault of a kernel needs no build: the host driver takes the file from a folder in the place of its own.
+//! Faults are planted in a copy of the tree, `target/mutants/tree`, with a build of its own of our crates; the working tree
+//! is only read. A fault of a kernel needs no build: the host driver takes the file from a folder in the place of its own.
 
 mod faults;
 mod tree;
 
-use crate::report::{Outcome, cargo};
-use anyhow::{Result, bail, ensure};
+use crate::report::Outcome;
+use anyhow::{Context as _, Result, bail, ensure};
 use faults::{Check, Fault};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
+use std::process::Command;
 use std::time::Instant;
-use tree::Tree;
+use tree::{Programs, Tree};
 
 /// How the tests took a fault.
 enum Verdict {
@@ -29,21 +31,24 @@ pub(crate) fn run(only: Option<&str>) -> Result<Outcome> {
         let class = format!("{:?}", fault.class).to_lowercase();
         only.is_none_or(|only| [fault.name, fault.file, &class].iter().any(|t| t.contains(only)))
     };
-    let faults: Vec<&Fault> = faults::all().filter(wanted).collect();
+    let mut faults: Vec<&Fault> = faults::all().filter(wanted).collect();
     ensure!(!faults.is_empty(), "no fault has this in its name, class or file");
+    // Those that need no build first: a build with a fault takes the place of the programs without.
+    faults.sort_by_key(|fault| fault.is_built());
     let tree = Tree::copy()?;
     for fault in &faults {
         fault.planted(&tree.read(fault.file)?)?;
     }
     println!("{} faults; first without any", faults.len());
-    if let Some(reason) = pass_without(&tree, &faults)? {
-        return Ok(Outcome::Skipped(reason));
-    }
+    let programs = match pass_without(&tree, &faults)? {
+        Ok(programs) => programs,
+        Err(reason) => return Ok(Outcome::Skipped(reason)),
+    };
 
     let mut rows = vec![];
     for fault in &faults {
         let start = Instant::now();
-        let verdict = try_fault(&tree, fault)?;
+        let verdict = try_fault(&tree, fault, &programs)?;
         let seconds = start.elapsed().as_secs_f64();
         let (word, detail) = match &verdict {
             Verdict::Caught(said) => ("caught", said.as_str()),
@@ -73,48 +78,60 @@ pub(crate) fn run(only: Option<&str>) -> Result<Outcome> {
 }
 
 /// Demands that all tests pass in the tree as it is. If one skips itself, its reason.
-fn pass_without(tree: &Tree, faults: &[&Fault]) -> Result<Option<String>> {
-    let mut tests: BTreeMap<(&str, &str, bool), Vec<&str>> = BTreeMap::new();
+fn pass_without(tree: &Tree, faults: &[&Fault]) -> Result<Result<Programs, String>> {
+    let mut tests: BTreeMap<(&str, bool), Vec<&str>> = BTreeMap::new();
     for fault in faults {
-        if let Check::Test { package, target, name, sanitize } = fault.check {
-            let names = tests.entry((package, target, sanitize)).or_default();
+        if let Check::Test { target, name, sanitize } = fault.check {
+            let names = tests.entry((target, sanitize)).or_default();
             if !names.contains(&name) {
                 names.push(name);
             }
         }
     }
-    for ((package, target, sanitize), names) in tests {
-        let (success, output) = cargo_test(tree, package, target, &names, sanitize)?;
+    let targets: BTreeSet<&str> = tests.keys().map(|(target, _)| *target).collect();
+    let programs = match tree.build(&targets)? {
+        Ok(programs) => programs,
+        Err(output) => bail!("the tests do not build without any fault\n{output}"),
+    };
+    for ((target, sanitize), names) in tests {
+        let (success, output) = run_tests(tree, &programs[target], &names, sanitize)?;
         if !success {
-            bail!("{package}, {target}: fails without any fault\n{output}");
+            bail!("{target}: fails without any fault\n{output}");
         }
         if let Some(reason) = output.lines().find_map(|line| line.strip_prefix("skipped: ")) {
-            return Ok(Some(reason.to_owned()));
+            return Ok(Err(reason.to_owned()));
         }
         for &name in &names {
             ensure!(
                 output.contains(&format!("test {name} ... ok")),
-                "{package}, {target}: there is no test {name}"
+                "{target}: there is no test {name}"
             );
         }
         let how = if sanitize { " with sanitizers" } else { "" };
         println!("{target}{how}: {} tests pass without", names.len());
     }
-    Ok(None)
+    Ok(Ok(programs))
 }
 
-/// Plants a fault, runs what has to notice it, and takes it away.
-fn try_fault(tree: &Tree, fault: &Fault) -> Result<Verdict> {
+/// Plants a fault, runs what has to notice it, and takes it away. `programs` are those without faults.
+fn try_fault(tree: &Tree, fault: &Fault, programs: &Programs) -> Result<Verdict> {
     let text = tree.read(fault.file)?;
-    let built = matches!(fault.check, Check::Build { .. });
-    let _planted = tree.plant(fault.file, &text, &fault.planted(&text)?, built)?;
+    let _planted = tree.plant(fault, &text)?;
     match fault.check {
-        Check::Test { package, target, name, sanitize } => {
-            let (success, output) = cargo_test(tree, package, target, &[name], sanitize)?;
+        Check::Test { target, name, sanitize } => {
+            let program = if fault.is_built() {
+                match tree.build(&BTreeSet::from([target]))? {
+                    Ok(mut programs) => programs.remove(target).context("it was built")?,
+                    Err(output) => return Ok(Verdict::Broken(output)),
+                }
+            } else {
+                programs[target].clone()
+            };
+            let (success, output) = run_tests(tree, &program, &[name], sanitize)?;
             Ok(verdict(success, &output, name))
         }
-        Check::Build { package, message } => {
-            let (success, output) = tree.run(cargo().args(["check", "-p", package]))?;
+        Check::Build { message } => {
+            let (success, output) = tree.check()?;
             Ok(match output.lines().find(|line| line.contains(message)) {
                 Some(line) if !success => Verdict::Caught(line.to_owned()),
                 None if !success => Verdict::Broken(output),
@@ -124,20 +141,15 @@ fn try_fault(tree: &Tree, fault: &Fault) -> Result<Verdict> {
     }
 }
 
-fn cargo_test(
+/// Runs tests of a program: whether they passed, and what they said.
+fn run_tests(
     tree: &Tree,
-    package: &str,
-    target: &str,
+    program: &Path,
     names: &[&str],
     sanitize: bool,
 ) -> Result<(bool, String)> {
-    let mut command = cargo();
-    command.args(["test", "-p", package]);
-    match target {
-        "lib" => command.arg("--lib"),
-        test => command.args(["--test", test]),
-    };
-    command.args(["--", "--show-output", "--exact"]).args(names);
+    let mut command = Command::new(program);
+    command.args(["--show-output", "--exact"]).args(names);
     for name in ["CALLA_GPU_DEVICE", "CALLA_GPU_FORGET", "CALLA_GPU_ORDER", "CALLA_GPU_THREADS"] {
         command.env_remove(name);
     }

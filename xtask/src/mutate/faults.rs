@@ -7,6 +7,9 @@ mod twins;
 use anyhow::{Result, bail};
 use std::fmt;
 
+/// Where the kernels lie.
+pub(crate) const KERNELS: &str = "crates/gpu/kernels/";
+
 /// A fault.
 #[derive(Debug)]
 pub(crate) struct Fault {
@@ -57,17 +60,16 @@ pub(crate) enum Class {
 /// What has to notice a fault.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Check {
-    /// A test fails.
+    /// A test of `calla-gpu` fails.
     Test {
-        package: &'static str,
-        /// The file in `tests/`, or `lib`.
+        /// The file or folder in `crates/gpu/tests`.
         target: &'static str,
         name: &'static str,
         /// With AddressSanitizer and with declared ranges enforced.
         sanitize: bool,
     },
-    /// The package does not build, with this in the compiler's message.
-    Build { package: &'static str, message: &'static str },
+    /// `calla-gpu` does not build, with this in the compiler's message.
+    Build { message: &'static str },
 }
 
 impl fmt::Display for Check {
@@ -77,22 +79,27 @@ impl fmt::Display for Check {
                 let sanitized = if *sanitize { " (sanitized)" } else { "" };
                 write!(f, "{target}::{name}{sanitized}")
             }
-            Self::Build { package, .. } => write!(f, "the build of {package}"),
+            Self::Build { .. } => f.write_str("the build"),
         }
     }
 }
 
 /// A test of `crates/gpu/tests`.
 const fn test(target: &'static str, name: &'static str) -> Check {
-    Check::Test { package: "calla-gpu", target, name, sanitize: false }
+    Check::Test { target, name, sanitize: false }
 }
 
 /// The same, with AddressSanitizer and with declared ranges enforced.
 const fn sanitized(target: &'static str, name: &'static str) -> Check {
-    Check::Test { package: "calla-gpu", target, name, sanitize: true }
+    Check::Test { target, name, sanitize: true }
 }
 
 impl Fault {
+    /// Whether our crates have to be built with it. For a test of a kernel the host driver takes the kernel from a folder.
+    pub(crate) fn is_built(&self) -> bool {
+        matches!(self.check, Check::Build { .. }) || !self.file.starts_with(KERNELS)
+    }
+
     /// The file's `text` with the fault in it.
     pub(crate) fn planted(&self, text: &str) -> Result<String> {
         match text.matches(self.find).count() {
@@ -136,7 +143,6 @@ mod tests {
                 let (module, name) = name.rsplit_once("::").unwrap_or(("", name));
                 let nested = format!("crates/gpu/tests/{target}/{module}.rs");
                 let file = match target {
-                    "lib" => fault.file.to_owned(),
                     _ if root().join(&nested).is_file() => nested,
                     test => format!("crates/gpu/tests/{test}.rs"),
                 };

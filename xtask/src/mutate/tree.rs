@@ -1,22 +1,29 @@
 //! The copy of the working tree that faults are planted in.
 
-use crate::{root, tidy};
-use anyhow::{Context as _, Result};
-use std::collections::HashSet;
+use super::faults::{Fault, KERNELS};
+use crate::programs::{build_tests, programs};
+use crate::report::cargo;
+use crate::{check_darwin, root, target_folder, tidy};
+use anyhow::{Context as _, Result, ensure};
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::{Command, Output, Stdio};
 
-/// Where the kernels lie.
-const KERNELS: &str = "crates/gpu/kernels/";
+/// Test programs by the names of their targets.
+pub(crate) type Programs = HashMap<String, PathBuf>;
+
+/// Runs the compiler.
+const WRAPPER: &str = "#!/bin/sh\nexec \"$@\"\n";
 
 /// A copy of all files under version control, and of those that may come there.
 pub(crate) struct Tree {
-    /// `target/mutants`
-    base: PathBuf,
+    /// `target/mutants/tree`
     tree: PathBuf,
     /// What the host driver takes kernels from before its own.
     kernels: PathBuf,
+    /// What cargo runs in place of the compiler.
+    wrapper: PathBuf,
 }
 
 impl Tree {
@@ -39,7 +46,8 @@ impl Tree {
             fs::remove_dir_all(&kernels).with_context(|| kernels.display().to_string())?;
         }
         fs::create_dir_all(&kernels).with_context(|| kernels.display().to_string())?;
-        Ok(Self { base, tree, kernels })
+        let wrapper = check_darwin::script(&base, "rustc", WRAPPER)?;
+        Ok(Self { tree, kernels, wrapper })
     }
 
     /// Text of a file.
@@ -47,33 +55,65 @@ impl Tree {
         fs::read_to_string(self.tree.join(file)).with_context(|| file.to_owned())
     }
 
-    /// Puts `planted` in the place of a file's `text` for as long as what comes back lives: of a kernel for the host
-    /// driver alone, unless it has to be `built`.
-    pub(crate) fn plant(
-        &self,
-        file: &str,
-        text: &str,
-        planted: &str,
-        built: bool,
-    ) -> Result<Planted> {
-        let kernel = file.strip_prefix(KERNELS).filter(|_| !built);
-        let planted_at = match kernel {
+    /// Puts a fault into a file whose text is `text`, for as long as what comes back lives: into a kernel for the host
+    /// driver alone, unless it has to be built.
+    pub(crate) fn plant(&self, fault: &Fault, text: &str) -> Result<Planted> {
+        let kernel = fault.file.strip_prefix(KERNELS).filter(|_| !fault.is_built());
+        let planted = match kernel {
             Some(name) => Planted { path: self.kernels.join(name), before: None },
-            None => Planted { path: self.tree.join(file), before: Some(text.to_owned()) },
+            None => Planted { path: self.tree.join(fault.file), before: Some(text.to_owned()) },
         };
-        fs::write(&planted_at.path, planted).with_context(|| file.to_owned())?;
-        Ok(planted_at)
+        fs::write(&planted.path, fault.planted(text)?).with_context(|| fault.file.to_owned())?;
+        Ok(planted)
     }
 
-    /// Runs a cargo in the copy; whether it succeeded, and what it said.
-    pub(crate) fn run(&self, cargo: &mut Command) -> Result<(bool, String)> {
-        cargo.current_dir(&self.tree).stdin(Stdio::null());
-        cargo.env("CARGO_TARGET_DIR", self.base.join("target")).env("RUST_BACKTRACE", "0");
-        cargo.env("CALLA_GPU_KERNELS", &self.kernels);
-        let output = cargo.output().context("cannot start cargo")?;
-        let text = [output.stdout, output.stderr].concat();
-        Ok((output.status.success(), String::from_utf8_lossy(&text).into_owned()))
+    /// Builds tests of `calla-gpu`: their programs, or what cargo said.
+    pub(crate) fn build(&self, targets: &BTreeSet<&str>) -> Result<Result<Programs, String>> {
+        let mut cargo = build_tests();
+        for target in targets {
+            cargo.args(["--test", target]);
+        }
+        let output = self.cargo(&mut cargo)?;
+        if !output.status.success() {
+            return Ok(Err(String::from_utf8_lossy(&output.stderr).into_owned()));
+        }
+        let package = self.tree.join("crates/gpu");
+        let built = programs(&output.stdout)?.into_iter().filter(|p| p.package == package);
+        let programs: Programs = built.map(|program| (program.target, program.path)).collect();
+        let missing = targets.iter().find(|target| !programs.contains_key(**target));
+        ensure!(missing.is_none(), "cargo named no test program {missing:?}");
+        Ok(Ok(programs))
     }
+
+    /// Whether `calla-gpu` passes `cargo check`, and what that said.
+    pub(crate) fn check(&self) -> Result<(bool, String)> {
+        self.cargo(cargo().args(["check", "-p", "calla-gpu"])).map(said)
+    }
+
+    /// Runs a test program.
+    pub(crate) fn run(&self, program: &mut Command) -> Result<(bool, String)> {
+        program.current_dir(self.tree.join("crates/gpu")).stdin(Stdio::null());
+        program.env("RUST_BACKTRACE", "0").env("CALLA_GPU_KERNELS", &self.kernels);
+        program.output().with_context(|| format!("cannot start {program:?}")).map(said)
+    }
+
+    /// Runs a cargo in the copy.
+    ///
+    /// What it builds of others' crates is that of the working tree; of ours it is not, as what is compiled through another
+    /// program than the compiler goes by other names. It is built fast: it is run once.
+    fn cargo(&self, cargo: &mut Command) -> Result<Output> {
+        cargo.current_dir(&self.tree).stdin(Stdio::null());
+        cargo.env("CARGO_TARGET_DIR", target_folder());
+        cargo.env("RUSTC_WORKSPACE_WRAPPER", &self.wrapper);
+        cargo.env("CARGO_INCREMENTAL", "1").env("CARGO_PROFILE_DEV_DEBUG", "false");
+        cargo.output().context("cannot start cargo")
+    }
+}
+
+/// Whether a program succeeded, and what it said.
+fn said(output: Output) -> (bool, String) {
+    let text = [output.stdout, output.stderr].concat();
+    (output.status.success(), String::from_utf8_lossy(&text).into_owned())
 }
 
 /// A planted fault, which goes away with this.

@@ -130,7 +130,7 @@ kernel void clear(",
         replace: "kernel void spare(device uint4* to [[buffer(0)]]) { to[0] = uint4(0); }
 // Grid as above.
 kernel void clear(",
-        check: Check::Build { package: "calla-gpu", message: "constant `SPARE` is never used" },
+        check: Check::Build { message: "constant `SPARE` is never used" },
     },
     Fault {
         class: Class::Entry,
@@ -138,9 +138,6 @@ kernel void clear(",
         name: "a twin names a kernel that there is not",
         find: "kernel void copy(",
         replace: "kernel void copy_bytes(",
-        check: Check::Build {
-            package: "calla-gpu",
-            message: "cannot find value `COPY` in module `entries`",
-        },
+        check: Check::Build { message: "cannot find value `COPY` in module `entries`" },
     },
 ];
