@@ -4,7 +4,7 @@
 //! counted here, so that a skipped test never hides among the passed ones.
 
 use crate::fixtures;
-use crate::programs::{build_tests, programs};
+use crate::programs::{Program, build_tests, programs};
 use crate::report::{Outcome, cargo, cpu};
 use crate::root;
 use anyhow::{Context as _, Result, bail, ensure};
@@ -18,7 +18,7 @@ const SLOWEST: usize = 10;
 
 /// Runs all tests; adds those that skipped themselves to `skipped`.
 pub(crate) fn run(skipped: &mut usize) -> Result<Outcome> {
-    run_programs(&[], &[], &[], skipped)
+    run_programs(None, &[], &[], &[], skipped)
 }
 
 /// Test programs of `calla-gpu` that do not run with sanitizers: those of the whole demo would take many minutes, and
@@ -50,12 +50,13 @@ pub(crate) fn run_sanitized(skipped: &mut usize) -> Result<Outcome> {
     }
     let tests = NOT_SANITIZED_TESTS.into_iter().flat_map(|test| ["--skip", test]);
     let arguments: Vec<&str> = tests.collect();
-    run_programs(&targets, &arguments, &[("CALLA_GPU_SANITIZE", "1")], skipped)
+    run_programs(Some("crates/gpu"), &targets, &arguments, &[("CALLA_GPU_SANITIZE", "1")], skipped)
 }
 
 /// Builds tests, of the workspace or of some `targets` in it, and runs their programs one after the other, each with
-/// `arguments`.
+/// `arguments`; of a package alone, where others have targets of the same names.
 fn run_programs(
+    package: Option<&str>,
     targets: &[String],
     arguments: &[&str],
     environment: &[(&str, &str)],
@@ -69,7 +70,11 @@ fn run_programs(
     let built = build.output().context("cannot start cargo test")?;
     ensure!(built.status.success(), "the tests do not build: {}", built.status);
     let mut runs = vec![];
-    for program in programs(&built.stdout)?.into_iter().filter(|program| program.is_test) {
+    let wanted = |program: &Program| {
+        let folder = package.is_none_or(|package| program.package.ends_with(package));
+        folder && program.is_test
+    };
+    for program in programs(&built.stdout)?.into_iter().filter(wanted) {
         let mut command = Command::new(&program.path);
         command.arg("--show-output").args(arguments).current_dir(&program.package);
         command.env("CARGO_MANIFEST_DIR", &program.package);
