@@ -2,7 +2,6 @@
 
 use super::faults::{Fault, KERNELS};
 use crate::programs::{build_tests, programs};
-use crate::report::cargo;
 use crate::{check_darwin, root, target_folder, tidy};
 use anyhow::{Context as _, Result, ensure};
 use std::collections::{BTreeSet, HashMap, HashSet};
@@ -83,11 +82,6 @@ impl Tree {
         let missing = targets.iter().find(|target| !programs.contains_key(**target));
         ensure!(missing.is_none(), "cargo named no test program {missing:?}");
         Ok(Ok(programs))
-    }
-
-    /// Whether `calla-gpu` passes `cargo check`, and what that said.
-    pub(crate) fn check(&self) -> Result<(bool, String)> {
-        self.cargo(cargo().args(["check", "-p", "calla-gpu"])).map(said)
     }
 
     /// Runs a test program.
