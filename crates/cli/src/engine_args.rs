@@ -48,10 +48,19 @@ pub(crate) struct EngineArgs {
     #[arg(long)]
     pub(crate) fast_cache: bool,
 
-    /// Memory for state of earlier prompts, in MB
+    /// Memory of the device for state of earlier prompts, in MB
     #[arg(long, value_name = "MB", default_value_t = 2000, allow_negative_numbers = true,
           value_parser = clap::value_parser!(u32).range(0..))]
     pub(crate) cache_memory: u32,
+
+    /// Host memory behind a GPU's for state of earlier prompts, in MB: what gives way on the GPU stays there [default: 4000
+    /// for NVIDIA, 2000 for Metal, less where little can be had; 0 on the CPU]
+    ///
+    /// It is taken as it is needed, and let go of at once when the system is short of memory. On the CPU all state is in host
+    /// memory already, and --cache-memory bounds it.
+    #[arg(long, value_name = "MB", allow_negative_numbers = true,
+          value_parser = clap::value_parser!(u32).range(0..))]
+    pub(crate) host_cache_memory: Option<u32>,
 
     /// Keep state of earlier prompts in this folder too, across runs of the program
     ///

@@ -5,6 +5,7 @@ use crate::device::{Devices, Hardware, MappedNetwork, OpenGpu, Place, System, Ta
 use crate::discover::{self, Candidate, Why};
 use crate::engine_args::EngineArgs;
 use crate::grammar;
+use crate::host_cache::HostRoom;
 use crate::output;
 use anyhow::bail;
 use calla_cpu::{Cpu, Isa};
@@ -17,7 +18,7 @@ use calla_model::network::CheckpointParts;
 use calla_model::{Config, Network, Shape};
 use calla_ops::runner::HostOps;
 use calla_ops::{CacheSize, Executor, Reference, Runner};
-use calla_runtime::{Driver, Limits, Notify, Session, engine_config, store_sizes};
+use calla_runtime::{CacheLevels, Driver, Limits, Notify, Session, engine_config, store_sizes};
 use calla_server::{LoadedModel, Loader, ModelParts};
 use calla_store::Store;
 use calla_text::{ChatTemplate, GenerationDefaults, Tokenizer};
@@ -44,6 +45,8 @@ pub(crate) struct Loaded {
     pub(crate) context: usize,
     /// Words for the device.
     pub(crate) device: String,
+    /// For state of earlier prompts, behind a GPU.
+    host_room: HostRoom,
     /// Where the weights are from.
     checkpoint: Checkpoint,
     /// Why this checkpoint was taken.
@@ -87,8 +90,8 @@ impl Model {
         let limits = ServeLimits { parallel: 1, queue: 1 };
         let setup = engine_setup(&loaded, &tokenizer, engine, limits);
         let context = setup.context;
-        let store = disk_cache(&loaded, engine);
-        let mut driver = Driver::new(loaded.runner, setup, compile, store)?;
+        let levels = cache_levels(&loaded, engine);
+        let mut driver = Driver::new(loaded.runner, setup, compile, levels)?;
         driver.watch_memory()?;
         Ok(Self {
             dir,
@@ -199,8 +202,8 @@ fn load_for_server(
     let opened = Opened::new(candidate, needs, devices)?;
     let loaded = opened.load(args, cache_budget(engine), devices)?;
     let setup = engine_setup(&loaded, &model.parts().tokenizer, engine, limits);
-    let store = disk_cache(&loaded, engine);
-    let mut driver = Driver::with_notify(loaded.runner, setup, model.compile(), store, notify)?;
+    let levels = cache_levels(&loaded, engine);
+    let mut driver = Driver::with_notify(loaded.runner, setup, model.compile(), levels, notify)?;
     driver.watch_memory()?;
     Ok(LoadedModel { driver, device: loaded.device })
 }
@@ -222,9 +225,11 @@ fn engine_setup(
     engine_config(loaded.runner.as_ref(), cut_rule(tokenizer), limits)
 }
 
-/// The disk cache, if the flags ask for one and it can be had.
-fn disk_cache(loaded: &Loaded, engine: &EngineArgs) -> Option<Store> {
-    engine.disk_cache.as_deref().and_then(|dir| open_store(dir, loaded, engine))
+/// Where state is saved besides the device's memory: host memory, and the disk cache if the flags ask for one and it can be
+/// had.
+fn cache_levels(loaded: &Loaded, engine: &EngineArgs) -> CacheLevels {
+    let store = engine.disk_cache.as_deref().and_then(|dir| open_store(dir, loaded, engine));
+    CacheLevels { host_bytes: loaded.host_room.bytes(engine), store }
 }
 
 fn server_needs(args: &ModelArgs, engine: &EngineArgs, limits: ServeLimits) -> Needs {
@@ -446,13 +451,14 @@ impl<'a> Opened<'a> {
         let used = MemoryPlan::new(&config.shape, weights, &needs).total();
         let budget = place.memory.limit().saturating_sub(used).min(budget);
         let size = needs.cache_size(&config.shape, budget);
+        let host_room = HostRoom::behind(place, devices, used + budget);
         let target = place.target;
         let (runner, device) = start(args, mapped, &config.shape, size, &needs, target, devices)?;
         if let Some(line) = devices.announcement(place, &device, &passed) {
             output::note(&line);
         }
         let why = candidate.why;
-        Ok(Loaded { config, runner, context, device, checkpoint, why })
+        Ok(Loaded { config, runner, context, device, host_room, checkpoint, why })
     }
 }
 

@@ -17,6 +17,7 @@ mod engine_args;
 mod eval;
 mod generate;
 mod grammar;
+mod host_cache;
 mod info;
 mod input;
 mod load;

@@ -4,7 +4,7 @@ use crate::args::SamplingArgs;
 use crate::load::Model;
 use crate::prefill_line::PrefillLine;
 use calla_engine::{
-    CacheKey, FinishReason, Grammar, Miss, Request, Sampling, TokenLogprobs, Usage,
+    CacheKey, FinishReason, Grammar, Level, Miss, Request, Sampling, TokenLogprobs, Usage,
 };
 use calla_runtime::Progress;
 use calla_text::{Event, FinishedReply, ReplyAssembler, ReplyForm};
@@ -105,7 +105,8 @@ impl Outcome {
                 "prompt_tokens": self.prompt_tokens,
                 "cached_tokens": reuse.reused,
                 "common_tokens": reuse.common,
-                "cache_from_disk": reuse.from_disk,
+                "cache_from_host": reuse.from == Some(Level::Host),
+                "cache_from_disk": reuse.from == Some(Level::Disk),
                 "cache_provisional": reuse.provisional,
                 "cache_miss": reuse.miss.map(Miss::name),
                 "diverges_at": reuse.divergence.map(|d| json!({"token": d.token, "message": d.message})),

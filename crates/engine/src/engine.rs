@@ -66,8 +66,8 @@ pub struct EngineConfig {
     pub checkpoint_slots: usize,
     /// Decode steps that follow one another without the host. `None`: the host chooses every token.
     pub multi_step: Option<MultiStepConfig>,
-    /// Evicted snapshots of so many tokens are saved to files, and saved ones that go so many tokens beyond
-    /// those in memory are loaded. `None`: no files.
+    /// Evicted snapshots of so many tokens are saved, in host memory or in files, and saved ones that go so many tokens beyond
+    /// those in the device's memory are loaded. `None`: nothing is saved.
     pub file_tokens_min: Option<usize>,
 }
 
@@ -204,6 +204,8 @@ pub struct Counts {
     pub prompt_tokens: u64,
     /// Prompt tokens that were reused.
     pub reused_tokens: u64,
+    /// Prompt tokens that were reused from host memory behind the device's.
+    pub host_tokens: u64,
     /// Prompt tokens that were reused from files.
     pub loaded_tokens: u64,
     /// Tokens generated.
@@ -416,7 +418,7 @@ impl Engine {
     pub fn occupancy(&self) -> Occupancy {
         Occupancy {
             snapshots: self.cache.len(),
-            files: self.cache.files(),
+            saved: self.cache.files(),
             pages_used: self.pages.len() - self.pages.free(),
             pages: self.pages.len(),
             slots_used: self.slots.len() - self.slots.free() - self.config.checkpoint_slots,
@@ -465,7 +467,7 @@ impl Engine {
         }
     }
 
-    /// A saved prefix is no more, for age or room.
+    /// A saved prefix is no more, for age, room or want of memory.
     pub fn file_removed(&mut self, file: FileId) {
         self.cache.file_removed(file);
     }
@@ -476,8 +478,8 @@ impl Engine {
 pub struct Occupancy {
     /// Snapshots in the cache.
     pub snapshots: usize,
-    /// Prefixes that have a file.
-    pub files: usize,
+    /// Prefixes that are saved, wherever that is.
+    pub saved: usize,
     /// KV pages held by sequences and snapshots.
     pub pages_used: usize,
     /// All KV pages.

@@ -28,4 +28,5 @@ pub use multi_step::MultiStepConfig;
 pub use prefix_cache::{CacheKey, Miss, Reuse};
 pub use request::{FinishReason, Request, RequestId, SubmitError, Thinking};
 pub use speculation::Speculation;
+pub use step::Level;
 pub use structure::{Grammar, MatchError, Matcher};

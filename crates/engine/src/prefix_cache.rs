@@ -6,7 +6,7 @@
 //! give way may have been saved to a file; the trie remembers that too.
 
 use crate::cuts::CutRule;
-use crate::step::{FileId, Ticket};
+use crate::step::{FileId, Level, Ticket};
 use crate::trie::{NodeId, Trie};
 use std::collections::{BTreeMap, HashMap};
 
@@ -66,8 +66,8 @@ pub struct Reuse {
     pub miss: Option<Miss>,
     /// Where the prompt leaves what was seen before, if it does before its end.
     pub divergence: Option<Divergence>,
-    /// What was reused came back from a file.
-    pub from_disk: bool,
+    /// What was reused came back from there; `None` if the device's memory had it.
+    pub from: Option<Level>,
     /// What was reused is provisional: see [`Snapshot::provisional`].
     pub provisional: bool,
 }
@@ -224,7 +224,7 @@ impl PrefixCache {
         });
         let provisional = snapshot.as_ref().is_some_and(|s| s.provisional);
         let reuse =
-            Reuse { reused, common: walk.matched, miss, divergence, from_disk: false, provisional };
+            Reuse { reused, common: walk.matched, miss, divergence, from: None, provisional };
         Lookup { snapshot, saved, reuse }
     }
 

@@ -73,10 +73,10 @@ pub enum StateOp {
         /// Written.
         to: usize,
     },
-    /// State is read out, to be written to a file. Slot and pages may be used for something else right after;
+    /// State is read out, to be kept in host memory or written to a file. Slot and pages may be used for something else right after;
     /// [`Engine::saved`](crate::Engine::saved) takes the result, whenever it comes.
     Save(Box<Save>),
-    /// State that was loaded from a file ([`Effect::Load`]) is put into a slot and pages.
+    /// State that was loaded ([`Effect::Load`]) is put into a slot and pages.
     Restore {
         /// The load's ticket.
         ticket: Ticket,
@@ -90,7 +90,7 @@ pub enum StateOp {
     GiveBack(FreeState),
 }
 
-/// State on its way to a file.
+/// State on its way to host memory or a file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Save {
     /// Names this save.
@@ -109,9 +109,18 @@ pub struct Save {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Ticket(pub u64);
 
-/// Names a saved prefix; given by whoever keeps the files.
+/// Names a saved prefix; given by whoever keeps it, in host memory, in a file or in both.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct FileId(pub u64);
+
+/// Where a saved prefix lay that was read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Level {
+    /// In host memory, behind a device that has memory of its own.
+    Host,
+    /// In a file.
+    Disk,
+}
 
 /// What the engine wants done besides steps, at any time and in any order.
 #[derive(Clone, Debug, PartialEq, Eq)]

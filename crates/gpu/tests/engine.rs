@@ -4,11 +4,13 @@
 mod common;
 
 use calla_engine::step::Arithmetic;
-use calla_engine::{CutRule, FinishReason, MultiStepConfig, Output, Request, RequestId};
+use calla_engine::{CutRule, FinishReason, Level, MultiStepConfig, Output, Request, RequestId};
 use calla_engine::{Speculation, Usage};
 use calla_gpu::RunnerSize;
 use calla_ops::{CacheSize, Runner};
-use calla_runtime::{Driver, Limits, Turn, engine_config, store_sizes};
+use calla_runtime::{
+    CacheLevels, Driver, Limits, PressureLevel, SavedUse, Turn, engine_config, store_sizes,
+};
 use calla_store::Store;
 use calla_testkit::places;
 use calla_text::{ChatTemplate, GenerationDefaults, Message, RenderOptions, Role, Tokenizer};
@@ -36,18 +38,25 @@ struct Demo {
 impl Demo {
     /// Decodes step by step. `None`, with the reason printed, where there is no device.
     fn load(depth: usize, disk: Option<&Path>) -> Option<Self> {
-        Self::with_steps(depth, disk, None)
+        Self::with_levels(depth, None, 0, disk)
     }
 
-    /// Runs as many steps as follow one another without the host in `seconds_max`.
-    fn with_steps(depth: usize, disk: Option<&Path>, seconds_max: Option<f64>) -> Option<Self> {
+    /// Runs as many steps as follow one another without the host in `seconds_max`, where given; keeps saved prefixes in
+    /// `host_bytes` of host memory and on `disk`.
+    fn with_levels(
+        depth: usize,
+        seconds_max: Option<f64>,
+        host_bytes: u64,
+        disk: Option<&Path>,
+    ) -> Option<Self> {
         let dir = places::demo();
         let tokenizer = Tokenizer::load(&dir).expect("a tokenizer");
         let checkpoint = Checkpoint::open(&dir).expect("a checkpoint");
         let defaults = GenerationDefaults::load(&dir).expect("generation_config.json");
         let stop_ids = tokenizer.eos_ids(&checkpoint.config().eos_token_ids, &defaults);
         let size = RunnerSize {
-            cache: CacheSize { pages: 40, slots: 24 },
+            // With a level behind them, so few that snapshots have to give way.
+            cache: CacheSize { pages: 40, slots: if host_bytes > 0 { 12 } else { 24 } },
             sequences: RUNNING_MAX,
             drafting: depth > 0,
         };
@@ -75,7 +84,9 @@ impl Demo {
             Store::open(dir, &version, sizes, limits, SystemTime::now()).expect("a folder")
         });
         let compile = Box::new(|_: &_| Err("no grammars here".to_owned()));
-        let driver = Driver::new(Box::new(runner), config, compile, store).expect("threads");
+        let driver =
+            Driver::new(Box::new(runner), config, compile, CacheLevels { host_bytes, store })
+                .expect("threads");
         let template = ChatTemplate::load(&dir).expect("a template");
         Some(Self { driver, tokenizer, template, stop_ids })
     }
@@ -265,12 +276,92 @@ fn a_saved_prefix_is_read_back() {
     let again = demo.reply(&request);
     let reuse = again.usage.reuse;
     // More than a page.
-    assert!(reuse.from_disk && reuse.reused > 64, "{reuse:?}");
+    assert!(reuse.from == Some(Level::Disk) && reuse.reused > 64, "{reuse:?}");
     assert_eq!(again.ids, before.ids);
     let other = demo.request(&messages("What is 47 + 38?"));
     let warm = demo.reply(&other);
     assert!(warm.usage.reuse.reused > 64, "{:?}", warm.usage);
     assert_eq!(warm.ids, demo.cold(&other).ids);
+}
+
+/// A greedy and a drawn reply to each of three system parts, none of which is known.
+fn strangers(demo: &Demo) -> Vec<Request> {
+    let request = |(name, seed): (&str, u64)| {
+        let system = format!("{name}. {}", "You are a helpful assistant. ".repeat(14));
+        let mut request =
+            demo.request(&[Message::new(Role::System, &*system), user("What is 47 + 38?")]);
+        request.sampling.temperature = if seed > 0 { HOT } else { 0.0 };
+        request.sampling.seed = seed;
+        request
+    };
+    [("Ada", 0), ("Bob", 5), ("Cleo", 0)].map(request).into()
+}
+
+#[test]
+fn what_gave_way_comes_back_from_host_memory_until_that_is_short() {
+    // The draft layer's part of the state goes with it.
+    let Some(mut demo) = Demo::with_levels(2, None, 1 << 30, None) else { return };
+    let requests = strangers(&demo);
+    let cold: Vec<Reply> = requests.iter().map(|request| demo.reply(request)).collect();
+    assert!(cold.iter().all(|reply| reply.usage.reuse.reused <= 1), "{cold:?}");
+    let saved = demo.driver.saved();
+    assert!(saved.host_prefixes >= 2 && saved.files == 0, "{saved:?}");
+    let same = |demo: &mut Demo, from: Option<Level>| {
+        for (request, cold) in requests.iter().zip(&cold).take(2) {
+            let warm = demo.reply(request);
+            let reuse = warm.usage.reuse;
+            assert_eq!((&warm.ids, warm.reason, reuse.from), (&cold.ids, cold.reason, from));
+            // More than a page.
+            assert_eq!(from.is_some(), reuse.reused > 64, "{reuse:?}");
+        }
+    };
+    same(&mut demo, Some(Level::Host));
+    assert!(demo.driver.view().counts().host_tokens > 128);
+
+    // What the device itself keeps would free nothing.
+    let (saved, kept) = (demo.driver.saved(), demo.driver.view().occupancy().snapshots);
+    demo.driver.pressure().raise(PressureLevel::Warning);
+    assert_eq!(demo.driver.turn(true), Turn::Idle);
+    let left = demo.driver.saved();
+    assert!(0 < left.host_bytes && left.host_bytes <= saved.host_bytes / 2, "{saved:?} {left:?}");
+    demo.driver.pressure().raise(PressureLevel::Critical);
+    assert_eq!(demo.driver.turn(true), Turn::Idle);
+    assert_eq!(demo.driver.saved(), SavedUse::default());
+    assert_eq!(demo.driver.view().occupancy().snapshots, kept);
+    assert_eq!(demo.driver.view().counts().gave_way, 2);
+    // The rest of the device's snapshots has given way to a stranger, and host memory is short again.
+    demo.reply(&requests[2]);
+    demo.driver.forget_memory();
+    same(&mut demo, None);
+}
+
+#[test]
+fn what_host_memory_has_no_room_for_comes_back_from_disk() {
+    let Some(mut roomy) = Demo::with_levels(0, None, 1 << 30, None) else { return };
+    let requests = strangers(&roomy);
+    let cold: Vec<Reply> = requests.iter().map(|request| roomy.reply(request)).collect();
+    let SavedUse { host_prefixes, host_bytes, .. } = roomy.driver.saved();
+    drop(roomy);
+
+    let disk = tempfile::tempdir().expect("a folder");
+    let room = 2 * host_bytes / host_prefixes as u64;
+    let mut demo = Demo::with_levels(0, None, room, Some(disk.path())).expect("as before");
+    // Twice, so that all of what is worth it is saved; then the oldest again.
+    let mut from = vec![];
+    for (request, cold) in requests.iter().zip(&cold).cycle().take(7) {
+        let warm = demo.reply(request);
+        assert_eq!((&warm.ids, warm.reason), (&cold.ids, cold.reason));
+        from.push(warm.usage.reuse.from);
+        let saved = demo.driver.saved();
+        assert!(saved.host_bytes <= room, "{saved:?}");
+    }
+    assert!(from[3..].contains(&Some(Level::Disk)), "{from:?}");
+    let saved = demo.driver.saved();
+    assert!(saved.files > saved.host_prefixes && saved.host_prefixes > 0, "{saved:?}");
+    // Given up, nothing is lost: all of it was written meanwhile.
+    demo.driver.pressure().raise(PressureLevel::Critical);
+    let again = demo.reply(&requests[1]);
+    assert_eq!((&again.ids, demo.driver.saved().files), (&cold[1].ids, saved.files));
 }
 
 #[test]
@@ -300,7 +391,7 @@ fn tokens_that_the_device_chooses_are_those_of_the_host() {
     let stops = expected.iter().filter(|reply| reply.reason == Some(FinishReason::Stop)).count();
     assert!(stops >= 2, "{expected:?}");
 
-    let mut demo = Demo::with_steps(0, None, Some(f64::INFINITY)).expect("as before");
+    let mut demo = Demo::with_levels(0, Some(f64::INFINITY), 0, None).expect("as before");
     let mut replies: Vec<Reply> = requests.iter().map(|request| demo.cold(request)).collect();
     let most = replies.iter().map(|reply| reply.tokens_together).max();
     // A first token, two steps that are measured, and the rest at once.

@@ -54,7 +54,7 @@ fn measure(name: &str, shape: Shape, weights: Network<CheckpointParts>) {
     };
     let config = engine_config(&runner, CutRule::new(vec![MARKER]), limits);
     let compile = Box::new(|_: &_| Err("no grammars here".to_owned()));
-    let mut driver = Driver::new(Box::new(runner), config, compile, None).expect("threads");
+    let mut driver = Driver::new(Box::new(runner), config, compile, None.into()).expect("threads");
     for before in [60, NEW] {
         // Eleven turns; then the twelfth again and again, each time another.
         let mut chat = turn(0, 0, 60);

@@ -1,32 +1,24 @@
-//! A device that carries out the engine's steps: a runner, and state on its way from and to files.
+//! A device that carries out the engine's steps: a runner, and state on its way from it and to it.
 
 use calla_engine::step::{Outcome, Run, Save, StateOp, Step, StepFailure, Ticket};
 use calla_ops::{Runner, StepError};
+use calla_store::{Bytes, Held};
 use std::collections::HashMap;
+use std::sync::Arc;
 
-/// The bytes of a prefix's state.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct StateBytes {
-    /// The recurrent state.
-    pub(crate) slot: Vec<u8>,
-    /// KV pages, in order.
-    pub(crate) pages: Vec<Vec<u8>>,
-}
-
-impl StateBytes {
-    /// Bytes of all of it.
-    pub(crate) fn bytes(&self) -> usize {
-        self.slot.len() + self.pages.iter().map(Vec::len).sum::<usize>()
-    }
-}
-
-/// Takes state that was read out, to write it to a file.
+/// Takes state that was read out, to save it.
 pub(crate) trait SaveSink {
     /// The page from which on a prefix is to be read out; `None` if nothing of it is to be saved.
     fn first_page(&mut self, save: &Save) -> Option<usize>;
 
-    /// Takes the slot's state and the pages from `first_page` on.
-    fn take(&mut self, save: &Save, first_page: usize, state: StateBytes);
+    /// Takes the slot's state and the pages from `first_page` on. What follows says whether they are good.
+    fn take(&mut self, save: &Save, first_page: usize, state: Held);
+
+    /// All moves of the step were made.
+    fn commit(&mut self);
+
+    /// One failed: what was taken since the last step cannot be trusted.
+    fn roll_back(&mut self);
 
     /// The state of a save could not be read out.
     fn lost(&mut self, save: &Save);
@@ -34,8 +26,8 @@ pub(crate) trait SaveSink {
 
 pub(crate) struct Device {
     runner: Box<dyn Runner>,
-    /// State from files that steps will put in place.
-    loaded: HashMap<Ticket, StateBytes>,
+    /// Saved state that steps will put in place.
+    loaded: HashMap<Ticket, Held>,
 }
 
 impl Device {
@@ -58,7 +50,7 @@ impl Device {
     }
 
     /// Holds state until a step asks for it.
-    pub(crate) fn hold(&mut self, ticket: Ticket, state: StateBytes) {
+    pub(crate) fn hold(&mut self, ticket: Ticket, state: Held) {
         self.loaded.insert(ticket, state);
     }
 
@@ -69,6 +61,7 @@ impl Device {
     ) -> Result<Outcome, StepFailure> {
         for (i, op) in step.state.iter().enumerate() {
             if let Err(error) = self.move_state(op, sink) {
+                sink.roll_back();
                 for op in &step.state[i..] {
                     if let StateOp::Save(save) = op {
                         sink.lost(save);
@@ -82,9 +75,11 @@ impl Device {
         // Not left to the run: its failure is that of its own sequences, but a move may have been for any other, or for a
         // snapshot.
         if let Err(error) = self.runner.check_moves() {
+            sink.roll_back();
             self.loaded.clear();
             return Err(StepFailure::State(error));
         }
+        sink.commit();
         match &step.run {
             Run::Nothing => Ok(Outcome::Moved),
             Run::Batch(batch) => Ok(Outcome::Logits(self.runner.step(batch)?)),
@@ -113,7 +108,7 @@ impl Device {
                     device: "host",
                     reason: format!("the state of load {} is not there", ticket.0),
                 })?;
-                self.runner.write_slot(*slot, &state.slot)?;
+                self.runner.write_slot(*slot, &state.state)?;
                 for (&page, bytes) in pages.iter().zip(&state.pages) {
                     self.runner.write_page(page, bytes)?;
                 }
@@ -122,15 +117,16 @@ impl Device {
         Ok(())
     }
 
-    fn read_out(&mut self, save: &Save, first_page: usize) -> Result<StateBytes, StepError> {
-        let mut state = StateBytes::default();
-        self.runner.read_slot(save.slot, &mut state.slot)?;
-        for &page in &save.pages[first_page..] {
+    fn read_out(&mut self, save: &Save, first_page: usize) -> Result<Held, StepError> {
+        let mut state = vec![];
+        self.runner.read_slot(save.slot, &mut state)?;
+        let pages = save.pages[first_page..].iter().map(|&page| {
             let mut bytes = vec![];
             self.runner.read_page(page, &mut bytes)?;
-            state.pages.push(bytes);
-        }
-        Ok(state)
+            Ok(Arc::new(bytes))
+        });
+        let pages: Vec<Bytes> = pages.collect::<Result<_, StepError>>()?;
+        Ok(Held { state: Arc::new(state), pages })
     }
 }
 
@@ -209,16 +205,30 @@ mod tests {
         }
     }
 
-    struct NoSaves;
+    /// Notes what it is told.
+    #[derive(Default)]
+    struct Notes(Vec<&'static str>);
 
-    impl SaveSink for NoSaves {
+    impl SaveSink for Notes {
         fn first_page(&mut self, _: &Save) -> Option<usize> {
-            None
+            Some(0)
         }
 
-        fn take(&mut self, _: &Save, _: usize, _: StateBytes) {}
+        fn take(&mut self, _: &Save, _: usize, _: Held) {
+            self.0.push("take");
+        }
 
-        fn lost(&mut self, _: &Save) {}
+        fn commit(&mut self) {
+            self.0.push("commit");
+        }
+
+        fn roll_back(&mut self) {
+            self.0.push("roll back");
+        }
+
+        fn lost(&mut self, _: &Save) {
+            self.0.push("lost");
+        }
     }
 
     /// A snapshot that was not copied must not be kept, so the failure is not that of the batch beside it.
@@ -230,12 +240,25 @@ mod tests {
         let batch = Batch::new(vec![0], vec![span], vec![0], 8, cache).unwrap();
         for run in [Run::Nothing, Run::Batch(batch)] {
             let copy = StateOp::CopySlot { from: 0, to: 1 };
-            let step = Step { state: vec![copy], run: run.clone() };
-            let failure = device.run(&step, &mut NoSaves).unwrap_err();
+            let save = Save {
+                ticket: Ticket(0),
+                key: calla_engine::CacheKey::default(),
+                tokens: vec![0],
+                slot: 1,
+                pages: vec![0],
+            };
+            let save = StateOp::Save(Box::new(save));
+            let step = Step { state: vec![copy, save.clone()], run: run.clone() };
+            let mut notes = Notes::default();
+            let failure = device.run(&step, &mut notes).unwrap_err();
+            // What was read out may be what the copy should have replaced.
+            assert_eq!(notes.0, ["take", "roll back"]);
             assert!(matches!(failure, StepFailure::State(_)), "{failure:?}");
             assert!(failure.to_string().contains("a copy failed"), "{failure}");
             // It is said once.
-            assert!(device.run(&Step { state: vec![], run }, &mut NoSaves).is_ok());
+            let mut notes = Notes::default();
+            assert!(device.run(&Step { state: vec![save], run }, &mut notes).is_ok());
+            assert_eq!(notes.0, ["take", "commit"]);
         }
     }
 }

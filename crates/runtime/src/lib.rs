@@ -9,11 +9,13 @@ mod driver;
 mod files;
 mod grammars;
 mod pressure;
+mod saves;
 mod session;
 mod setup;
 
 pub use driver::{Driver, Notify, ThreadError, Turn};
 pub use grammars::Compile;
 pub use pressure::{Pressure, PressureLevel};
+pub use saves::{CacheLevels, SavedUse};
 pub use session::{Generation, Progress, Session, SessionError};
 pub use setup::{Limits, engine_config, store_sizes};

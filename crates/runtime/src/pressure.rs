@@ -15,9 +15,9 @@ use std::sync::atomic::{AtomicU8, Ordering};
 /// How short of memory the system is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum PressureLevel {
-    /// It begins to be: the least recently used half of the snapshots gives way.
+    /// It begins to be: the least recently used half of the snapshots, or of what lies in host memory, gives way.
     Warning,
-    /// Very much: all snapshots give way.
+    /// Very much: all of it does.
     Critical,
 }
 

@@ -3,6 +3,7 @@
 //! The command line uses this; a server drives a [`Driver`] itself, so that many callers share it.
 
 use crate::driver::{Driver, Turn};
+use crate::saves::SavedUse;
 use calla_engine::Usage;
 use calla_engine::engine::{Counts, Occupancy};
 use calla_engine::{Failure, FinishReason, Output, Request, RequestId, SubmitError, TokenLogprobs};
@@ -53,10 +54,16 @@ impl Session {
         self.context
     }
 
-    /// What the prefix cache holds.
+    /// What the prefix cache holds in the device's memory.
     #[must_use]
     pub fn occupancy(&self) -> Occupancy {
         self.driver.view().occupancy()
+    }
+
+    /// What is saved besides the device's memory.
+    #[must_use]
+    pub fn saved(&self) -> SavedUse {
+        self.driver.saved()
     }
 
     /// What was done so far.
@@ -67,7 +74,7 @@ impl Session {
 
     /// Forgets all cached prefixes in memory; those on disk stay.
     pub fn reset(&mut self) {
-        self.driver.engine().forget_memory();
+        self.driver.forget_memory();
     }
 
     /// Writes to disk what is worth it, if there is a disk cache: before the program ends.

@@ -11,7 +11,8 @@ use calla_store::Sizes;
 const SNAPSHOT_INTERVAL: usize = 2048;
 /// Tokens of evicted prefixes that are remembered, to say why a prompt missed: 16 MB.
 const REMEMBERED_TOKENS_MAX: usize = 4 << 20;
-/// A shorter prefix is computed sooner than it is read.
+/// A shorter prefix is computed sooner than it is read from a file. It takes no less host memory than a long one, most of which
+/// is the recurrent state, and so is not worth that either.
 const FILE_TOKENS_MIN: usize = 256;
 
 /// What the owner of an engine decides.
@@ -69,7 +70,7 @@ fn multi_step(runner: &dyn Runner, fast_cache: bool) -> Option<MultiStepConfig> 
     Some(MultiStepConfig { limits, seconds_max: MultiStepConfig::SECONDS_MAX })
 }
 
-/// Sizes of the state that a disk cache keeps of a device.
+/// Sizes of the state that is saved of a device.
 #[must_use]
 pub fn store_sizes(runner: &dyn Runner) -> Sizes {
     Sizes {

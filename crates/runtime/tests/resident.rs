@@ -5,7 +5,7 @@
 #![cfg(target_os = "linux")]
 
 use calla_cpu::Cpu;
-use calla_engine::{CutRule, Output, Request, Speculation, StateNeeds, Usage};
+use calla_engine::{CutRule, Level, Output, Request, Speculation, StateNeeds, Usage};
 use calla_model::Shape;
 use calla_ops::{Executor, Runner};
 use calla_runtime::{Driver, Limits, PressureLevel, Turn, engine_config, store_sizes};
@@ -37,7 +37,7 @@ fn driver(disk: &Path) -> (Driver, u64) {
     let store = Store::open(disk, &runner.arithmetic(), sizes, bounds, now).unwrap();
     let compile = Box::new(|_: &_| Err("no grammars here".to_owned()));
     let slot_bytes = runner.slot_bytes() as u64;
-    (Driver::new(Box::new(runner), config, compile, Some(store)).unwrap(), slot_bytes)
+    (Driver::new(Box::new(runner), config, compile, Some(store).into()).unwrap(), slot_bytes)
 }
 
 fn run(driver: &mut Driver, prompt: &[u32]) -> (Vec<u32>, Usage) {
@@ -98,7 +98,7 @@ fn what_snapshots_took_goes_back_to_the_system() {
     for (prompt, cold) in prompts.iter().zip(&cold) {
         let (reply, usage) = run(&mut driver, prompt);
         assert_eq!(&reply, cold);
-        assert!(usage.reuse.from_disk && usage.reuse.reused >= 260, "{usage:?}");
+        assert!(usage.reuse.from == Some(Level::Disk) && usage.reuse.reused >= 260, "{usage:?}");
     }
     // Nothing of them is left: computed anew.
     driver.engine().forget();

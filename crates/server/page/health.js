@@ -93,6 +93,7 @@ export class Health {
     add("Saved states", number(cache?.snapshots));
     add("State slots", share(cache?.slots_used, cache?.slots));
     add("Context pages", share(cache?.pages_used, cache?.pages));
+    add("In host memory", number(cache?.host_prefixes || undefined));
     add("Files", number(cache?.files));
     return facts;
   }

@@ -54,6 +54,7 @@ export function cleanMeasures({ usage, timings, cache, firstToken, thinkingSecon
           ...numbers(cache, NUMBERS.cache),
           miss: typeof cache.miss === "string" ? cache.miss.slice(0, 40) : null,
           diverges_at: isPlace ? { token: diverges.token, message: diverges.message } : null,
+          from_host: cache.from_host === true,
           from_disk: cache.from_disk === true,
         }
       : null,
@@ -86,10 +87,15 @@ export function measuresElement(node) {
   return el("details", { class: "measures" }, el("summary", {}, bar, el("span", {}, parts.join(" · "))), list);
 }
 
+function origin(cache) {
+  if (cache?.from_host) return ", from host memory";
+  return cache?.from_disk ? ", from disk" : "";
+}
+
 function* rows({ usage, timings, cache, firstToken, finish }) {
   const { prompt_tokens: prompt, completion_tokens: reply, cached_tokens: cached = 0 } = usage;
   const percent = prompt > 0 ? ` (${Math.floor((100 * cached) / prompt)} %)` : "";
-  yield ["Prompt", `${plural(prompt, "token")}, ${count(cached)} reused${percent}${cache?.from_disk ? ", from disk" : ""}`];
+  yield ["Prompt", `${plural(prompt, "token")}, ${count(cached)} reused${percent}${origin(cache)}`];
   if (cache?.miss) yield ["Not reused", MISSES[cache.miss] ?? cache.miss];
   if (cache?.diverges_at) {
     const { token, message } = cache.diverges_at;

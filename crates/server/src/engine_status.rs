@@ -1,6 +1,7 @@
 //! What the engine's thread tells of itself, so that whoever asks need not wait for it.
 
 use calla_engine::engine::{Counts, Occupancy};
+use calla_runtime::SavedUse;
 use std::time::{Duration, Instant};
 use tokio::sync::watch;
 
@@ -36,6 +37,8 @@ pub(crate) struct EngineStatus {
     pub(crate) waiting: usize,
     /// What the prefix cache holds, while the model is loaded.
     pub(crate) occupancy: Option<Occupancy>,
+    /// What is saved besides, while the model is loaded.
+    pub(crate) saved: SavedUse,
     /// What was done since the program started.
     pub(crate) counts: Counts,
     /// Failures of the device or of the engine since the program started.
@@ -72,6 +75,7 @@ impl SharedStatus {
             running: 0,
             waiting: 0,
             occupancy: None,
+            saved: SavedUse::default(),
             counts: Counts::default(),
             faults: 0,
             last_fault: None,

@@ -9,7 +9,7 @@ use crate::token_times::TokenTimes;
 use calla_engine::engine::Counts;
 use calla_engine::{Failure, FinishReason, Output, Request, RequestId, SubmitError, Usage};
 use calla_ops::sample::TokenLogprobs;
-use calla_runtime::{Driver, Notify, Turn};
+use calla_runtime::{Driver, Notify, SavedUse, Turn};
 use std::any::Any;
 use std::collections::{HashMap, VecDeque};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -344,7 +344,10 @@ impl EngineThread {
         }
         self.earlier = sum(self.earlier, driver.view().counts());
         drop(driver);
-        self.status.change(|status| status.occupancy = None);
+        self.status.change(|status| {
+            status.occupancy = None;
+            status.saved = SavedUse::default();
+        });
     }
 
     /// Lets the engine do what it can, and passes on what happened.
@@ -440,6 +443,7 @@ impl EngineThread {
         self.status.change(|status| {
             status.phase = Phase::Unloaded;
             status.occupancy = None;
+            status.saved = SavedUse::default();
             status.faults += 1;
             status.last_fault = Some(format!("the engine failed: {reason}"));
         });
@@ -452,12 +456,13 @@ impl EngineThread {
                 (status.running, status.waiting, status.counts) = (0, 0, counts);
             });
         };
-        let engine = driver.view();
+        let (engine, saved) = (driver.view(), driver.saved());
         let counts = sum(self.earlier, engine.counts());
         self.status.change(|status| {
             status.running = engine.running();
             status.waiting = engine.waiting();
             status.occupancy = Some(engine.occupancy());
+            status.saved = saved;
             status.counts = counts;
         });
     }
@@ -468,6 +473,7 @@ fn sum(a: Counts, b: Counts) -> Counts {
         requests: a.requests + b.requests,
         prompt_tokens: a.prompt_tokens + b.prompt_tokens,
         reused_tokens: a.reused_tokens + b.reused_tokens,
+        host_tokens: a.host_tokens + b.host_tokens,
         loaded_tokens: a.loaded_tokens + b.loaded_tokens,
         generated_tokens: a.generated_tokens + b.generated_tokens,
         drafted_tokens: a.drafted_tokens + b.drafted_tokens,

@@ -40,6 +40,10 @@ pub(crate) struct Health {
 pub(crate) struct CacheHealth {
     /// Prefixes in memory.
     snapshots: usize,
+    /// Prefixes in host memory, behind the GPU's.
+    host_prefixes: usize,
+    /// Bytes of their state.
+    host_bytes: u64,
     /// Prefixes on disk.
     files: usize,
     pages_used: usize,
@@ -71,7 +75,9 @@ pub(crate) async fn health(State(app): State<App>) -> Response {
         waiting: status.waiting,
         cache: status.occupancy.map(|occupancy| CacheHealth {
             snapshots: occupancy.snapshots,
-            files: occupancy.files,
+            host_prefixes: status.saved.host_prefixes,
+            host_bytes: status.saved.host_bytes,
+            files: status.saved.files,
             pages_used: occupancy.pages_used,
             pages: occupancy.pages,
             slots_used: occupancy.slots_used,

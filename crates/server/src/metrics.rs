@@ -31,10 +31,14 @@ pub(crate) struct Metrics {
     kv_cache_usage: prometheus::Gauge,
     state_slots: IntGauge,
     snapshots: IntGauge,
+    host_prefixes: IntGauge,
+    host_bytes: IntGauge,
     saved_prefixes: IntGauge,
     resident_bytes: IntGauge,
     evictions: IntCounter,
     gave_way: IntCounter,
+    host_tokens: IntCounter,
+    disk_tokens: IntCounter,
     file_errors: IntCounter,
     faults: IntCounter,
     prompt_tokens: IntCounter,
@@ -72,6 +76,14 @@ impl Metrics {
             )?,
             state_slots: make.gauge("calla_state_slots_used", "Recurrent states in use")?,
             snapshots: make.gauge("calla_prefix_cache_snapshots", "Prefixes in memory")?,
+            host_prefixes: make.gauge(
+                "calla_prefix_cache_host_prefixes",
+                "Prefixes in host memory, behind the GPU's",
+            )?,
+            host_bytes: make.gauge(
+                "calla_prefix_cache_host_bytes",
+                "Bytes of state in host memory, behind the GPU's",
+            )?,
             saved_prefixes: make.gauge("calla_prefix_cache_files", "Prefixes on disk")?,
             resident_bytes: make.gauge(
                 "process_resident_memory_bytes",
@@ -80,7 +92,15 @@ impl Metrics {
             evictions: make.counter("calla_prefix_cache_evictions_total", "Snapshots given up")?,
             gave_way: make.counter(
                 "calla_prefix_cache_gave_way_total",
-                "Times that snapshots gave way because the system was short of memory",
+                "Times that cached prefixes gave way because the system was short of memory",
+            )?,
+            host_tokens: make.counter(
+                "calla_prefix_cache_host_tokens_total",
+                "Prompt tokens reused from host memory",
+            )?,
+            disk_tokens: make.counter(
+                "calla_prefix_cache_disk_tokens_total",
+                "Prompt tokens reused from disk",
             )?,
             file_errors: make
                 .counter("calla_prefix_cache_file_errors_total", "Loads and saves that failed")?,
@@ -199,11 +219,15 @@ impl Metrics {
         self.kv_cache_usage.set(share);
         self.state_slots.set(occupancy.map_or(0, |o| o.slots_used as i64));
         self.snapshots.set(occupancy.map_or(0, |o| o.snapshots as i64));
-        self.saved_prefixes.set(occupancy.map_or(0, |o| o.files as i64));
+        self.host_prefixes.set(status.saved.host_prefixes as i64);
+        self.host_bytes.set(status.saved.host_bytes as i64);
+        self.saved_prefixes.set(status.saved.files as i64);
         self.resident_bytes.set(resident_bytes().unwrap_or(0));
         let counts = &status.counts;
         raise(&self.evictions, counts.evictions);
         raise(&self.gave_way, counts.gave_way);
+        raise(&self.host_tokens, counts.host_tokens);
+        raise(&self.disk_tokens, counts.loaded_tokens);
         raise(&self.file_errors, counts.file_errors);
         raise(&self.faults, status.faults);
         raise(&self.prompt_tokens, counts.prompt_tokens);

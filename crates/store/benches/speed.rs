@@ -1,11 +1,12 @@
 //! Speed of the disk cache against plain writes and reads, at the sizes of the full model.
 
-use calla_store::{Limits, Sizes, Store};
+use calla_store::{Bytes, Limits, Sizes, Store};
 use divan::Bencher;
 use divan::counter::BytesCount;
 use std::fs::{self, File};
 use std::io::Write;
 use std::path::Path;
+use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 use tempfile::TempDir;
 
@@ -23,9 +24,10 @@ fn open(dir: &Path) -> Store {
     Store::open(dir, "speed", sizes, limits, SystemTime::now()).unwrap()
 }
 
-fn content() -> (Vec<u8>, Vec<(usize, Vec<u8>)>) {
-    let bytes = |len: usize, seed: usize| (0..len).map(|i| (i * 31 + seed) as u8).collect();
-    (bytes(STATE_BYTES, 0), (0..PAGES).map(|i| (i, bytes(PAGE_BYTES, i))).collect())
+fn content() -> (Vec<u8>, Vec<(usize, Bytes)>) {
+    let bytes =
+        |len: usize, seed: usize| -> Vec<u8> { (0..len).map(|i| (i * 31 + seed) as u8).collect() };
+    (bytes(STATE_BYTES, 0), (0..PAGES).map(|i| (i, Arc::new(bytes(PAGE_BYTES, i)))).collect())
 }
 
 fn total() -> BytesCount {

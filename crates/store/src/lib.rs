@@ -1,4 +1,5 @@
-//! Files of cached prefixes: recurrent states and KV pages that survive a restart.
+//! Saved prefixes, recurrent states and KV pages: in host memory ([`HostCache`]), and in files that survive a restart
+//! ([`Store`]).
 //!
 //! ```text
 //! DIR/v-HASH/version     what the files below depend on; HASH is its hash
@@ -18,6 +19,7 @@
 mod directory;
 mod error;
 mod file;
+mod host;
 mod key;
 mod others;
 mod shelf;
@@ -25,4 +27,5 @@ mod snapshot;
 mod store;
 
 pub use error::StoreError;
+pub use host::{Bytes, Held, HostCache, HostCacheError, Prefix};
 pub use store::{Limits, Loaded, Put, Sizes, Store, Stored, StoredId};

@@ -5,7 +5,7 @@ use crate::key::{self, Key};
 use crate::others::{Other, is_older};
 use crate::shelf::{Entry, Shelf};
 use crate::snapshot::Description;
-use crate::{StoreError, directory};
+use crate::{Bytes, StoreError, directory};
 use std::collections::HashMap;
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -196,7 +196,7 @@ impl Store {
         name: &str,
         tokens: &[u32],
         state: &[u8],
-        pages: &[(usize, Vec<u8>)],
+        pages: &[(usize, Bytes)],
         now: SystemTime,
     ) -> Result<Put, StoreError> {
         let description = Description {

@@ -117,7 +117,7 @@ fn measure(mut args: ModelArgs, arm: &Arm) -> anyhow::Result<Measured> {
         config.multi_step = None;
     }
     let no_grammars = Box::new(|_: &_| Err("no grammar is measured".to_owned()));
-    let mut driver = Driver::new(loaded.runner, config, no_grammars, None)?;
+    let mut driver = Driver::new(loaded.runner, config, no_grammars, None.into())?;
     let load_seconds = start.elapsed().as_secs_f64();
 
     let prompts: Vec<Vec<u32>> =

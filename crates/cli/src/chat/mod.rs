@@ -11,7 +11,7 @@ use crate::output;
 use crate::reply_printer::ReplyPrinter;
 use crate::run::{self, End, INTERRUPTED, Outcome, Task};
 use crate::sampling;
-use calla_engine::{Miss, Reuse, Sampling, SubmitError};
+use calla_engine::{Level, Miss, Reuse, Sampling, SubmitError};
 use calla_runtime::SessionError;
 use calla_text::{ChatTemplate, RenderOptions, ReplyForm, normalise};
 use command::Input;
@@ -226,8 +226,11 @@ impl Chat<'_> {
         let usage = &outcome.usage;
         let reused = match usage.reuse.reused {
             0 => String::new(),
-            reused if usage.reuse.from_disk => format!(" ({reused} reused, from disk)"),
-            reused => format!(" ({reused} reused)"),
+            reused => match usage.reuse.from {
+                Some(Level::Host) => format!(" ({reused} reused, from host memory)"),
+                Some(Level::Disk) => format!(" ({reused} reused, from disk)"),
+                None => format!(" ({reused} reused)"),
+            },
         };
         let drafted = match usage.drafted_tokens {
             0 => String::new(),
@@ -266,12 +269,13 @@ impl Chat<'_> {
 
     fn show_stats(&self) {
         let session = &self.model.session;
-        let cache = session.occupancy();
+        let (cache, saved) = (session.occupancy(), session.saved());
         let counts = session.counts();
         output::note(&format!(
             "model {} on {}\n{} messages; context of {} tokens{}\n\
-             cache: {} snapshots in {} of {} slots, {} of {} KV pages, {} prefixes on disk\n\
-             prompts: {} tokens, {} of them reused ({} from disk); {} snapshots gave way\n\
+             cache: {} snapshots in {} of {} slots, {} of {} KV pages; {} prefixes in host memory \
+             ({} MB), {} on disk\n\
+             prompts: {} tokens, {} of them reused ({} from host memory, {} from disk); {} snapshots gave way\n\
              replies: {} tokens; {} of {} drafted tokens kept{}",
             self.model.dir.display(),
             self.model.device,
@@ -286,9 +290,12 @@ impl Chat<'_> {
             cache.slots,
             cache.pages_used,
             cache.pages,
-            cache.files,
+            saved.host_prefixes,
+            saved.host_bytes / 1_000_000,
+            saved.files,
             counts.prompt_tokens,
             counts.reused_tokens,
+            counts.host_tokens,
             counts.loaded_tokens,
             counts.evictions,
             counts.generated_tokens,

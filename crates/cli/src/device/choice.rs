@@ -123,6 +123,11 @@ impl Devices {
         anyhow::bail!("no device was found: this is a bug")
     }
 
+    /// The memory of the processor.
+    pub(crate) fn host_memory(&self) -> &Machine {
+        &self.host_memory
+    }
+
     /// How `--device` names a device.
     pub(crate) fn wanted(&self, target: Target) -> Wanted {
         match target {

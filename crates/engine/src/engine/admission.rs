@@ -5,7 +5,7 @@ use crate::cuts::Cut;
 use crate::prefix_cache::{Lookup, Saved};
 use crate::request::FinishReason;
 use crate::sequence::{DeviceState, Ending, Sequence, State, snapshot_positions};
-use crate::step::{Arithmetic, Effect, StateOp, Ticket};
+use crate::step::{Arithmetic, Effect, Level, StateOp, Ticket};
 use calla_model::shape::PAGE_TOKENS;
 
 impl Engine {
@@ -86,13 +86,13 @@ impl Engine {
         sequence.state = State::Here(state);
     }
 
-    // Files.
+    // Saved prefixes.
 
     fn is_worth_loading(&self, saved: &Saved, reused: usize) -> bool {
         self.config.file_tokens_min.is_some_and(|min| saved.tokens - reused >= min)
     }
 
-    /// Has the state of the first `state.done` tokens read from a file. `state.pages` are those of the deepest
+    /// Has the state of the first `state.done` tokens read from where it is saved. `state.pages` are those of the deepest
     /// snapshot in memory: its full pages need not be read.
     fn load(&mut self, sequence: &mut Sequence, saved: Saved, mut state: DeviceState) {
         let first_page = sequence.reuse.reused / PAGE_TOKENS;
@@ -108,10 +108,11 @@ impl Engine {
         sequence.state = State::Loading { ticket, saved, state, first_page };
     }
 
-    /// Takes the result of [`Effect::Load`]. On an error the file is taken to be gone, and the request starts
-    /// from what is in memory. Says whether [`StateOp::Restore`] will ask for what was read.
+    /// Takes the result of [`Effect::Load`]: where the prefix was read from. If it could not be (`None`) it is taken to be
+    /// gone, and the request starts from what is in the device's memory. Says whether [`StateOp::Restore`] will ask for what
+    /// was read.
     #[must_use = "what was read is to be held or dropped"]
-    pub fn loaded(&mut self, ticket: Ticket, is_read: bool) -> bool {
+    pub fn loaded(&mut self, ticket: Ticket, from: Option<Level>) -> bool {
         let is_it =
             |state: &State| matches!(state, State::Loading { ticket: t, .. } if *t == ticket);
         let Some(i) = self.running.iter().position(|s| is_it(&s.state)) else { return false };
@@ -121,14 +122,17 @@ impl Engine {
         else {
             unreachable!("just seen");
         };
-        if is_read {
+        if let Some(level) = from {
             let pages = state.pages[first_page..].to_vec();
             self.state_ops.push(StateOp::Restore { ticket, slot: state.slot, pages });
             let reused = state.done;
             sequence.reuse.reused = reused;
-            sequence.reuse.from_disk = true;
+            sequence.reuse.from = from;
             sequence.reuse.miss = saved.miss;
-            self.counts.loaded_tokens += reused as u64;
+            match level {
+                Level::Host => self.counts.host_tokens += reused as u64,
+                Level::Disk => self.counts.loaded_tokens += reused as u64,
+            }
             self.begin(&mut sequence, state);
             self.running.insert(i, sequence);
             // In memory too, so that the next turn need not read it again.
@@ -146,7 +150,7 @@ impl Engine {
             let sequence = self.running.remove(i);
             self.conclude(sequence, ending);
         }
-        is_read
+        from.is_some()
     }
 
     /// Ends a sequence before its reply does.

@@ -63,7 +63,7 @@ impl Engine {
         true
     }
 
-    /// Has a snapshot read out and written to a file.
+    /// Has a snapshot read out and saved.
     fn save(&mut self, key: CacheKey, tokens: Vec<u32>, snapshot: &Snapshot) {
         let ticket = self.ticket();
         self.cache.saving(ticket, &key, &tokens);
@@ -109,6 +109,12 @@ impl Engine {
         }
         self.counts.gave_way += 1;
         given_up
+    }
+
+    /// Memory is short, and saved prefixes in host memory gave way for it. Of those that are no more,
+    /// [`Engine::file_removed`] tells.
+    pub fn host_gave_way(&mut self) {
+        self.counts.gave_way += 1;
     }
 
     /// Gives up every snapshot in memory, for none of them can be trusted, and every move of state that was

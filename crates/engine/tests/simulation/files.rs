@@ -4,7 +4,7 @@ use crate::random::Random;
 use crate::toy::{State, Toy};
 use calla_engine::CacheKey;
 use calla_engine::Engine;
-use calla_engine::step::{FileId, Save, Ticket};
+use calla_engine::step::{FileId, Level, Save, Ticket};
 use std::collections::BTreeMap;
 
 struct File {
@@ -65,13 +65,13 @@ impl Files {
                 Some(file) => {
                     let State { slot, pages } = file.state.clone();
                     let state = State { slot, pages: pages[first_page..].to_vec() };
-                    if engine.loaded(ticket, true) {
+                    if engine.loaded(ticket, Some(Level::Disk)) {
                         toy.loaded.insert(ticket, state);
                     }
                 }
                 None => {
                     self.errors += 1;
-                    assert!(!engine.loaded(ticket, false), "nothing was read");
+                    assert!(!engine.loaded(ticket, None), "nothing was read");
                 }
             }
         }

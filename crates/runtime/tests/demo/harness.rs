@@ -111,7 +111,7 @@ impl Demo {
         });
         let store = setup.disk.map(|dir| store(dir, &checkpoint.digest(), &executor));
         let context = engine.context;
-        let driver = Driver::new(Box::new(executor), engine, compile, store).unwrap();
+        let driver = Driver::new(Box::new(executor), engine, compile, store.into()).unwrap();
         let template = ChatTemplate::load(&dir).unwrap();
         (driver, context, Text { tokenizer, template, stop_ids, markers })
     }

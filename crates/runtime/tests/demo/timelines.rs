@@ -7,7 +7,7 @@
 //! or of a tool's result) before the place where it does.
 
 use crate::harness::{Answer, Ask, Demo, Setup};
-use calla_engine::Miss;
+use calla_engine::{Level, Miss};
 use calla_text::{Message, Role};
 use serde_json::{Value, json};
 
@@ -216,7 +216,8 @@ fn a_conversation_survives_a_restart() {
     for turn in 0..4 {
         messages.push(user(QUESTIONS[turn]));
         let answer = timeline.ask(&messages, &[], false);
-        assert_eq!(answer.usage.reuse.from_disk, turn == 2, "turn {turn}: {:?}", answer.usage);
+        let from = (turn == 2).then_some(Level::Disk);
+        assert_eq!(answer.usage.reuse.from, from, "turn {turn}: {:?}", answer.usage);
         messages.push(answer.reply.into_message());
         if turn == 1 {
             timeline.restart();
@@ -265,16 +266,14 @@ fn a_snapshot_that_gave_way_comes_back_from_disk() {
     first.push(user(QUESTIONS[1]));
     // Memory has room for few conversations; others push the first out.
     for i in 0..40 {
-        if timeline.warm.session.occupancy().files > 0
-            && timeline.warm.session.counts().evictions > 8
-        {
+        if timeline.warm.session.saved().files > 0 && timeline.warm.session.counts().evictions > 8 {
             break;
         }
         timeline.past.clear();
         timeline.ask(&conversation(&format!("N{i}")), &[], false);
     }
     let answer = timeline.ask(&first, &[], false);
-    assert!(answer.usage.reuse.from_disk, "{:?}", answer.usage);
+    assert_eq!(answer.usage.reuse.from, Some(Level::Disk), "{:?}", answer.usage);
 }
 
 #[test]

@@ -4,7 +4,9 @@
 //! Fewer experts and a smaller vocabulary than published keep the weights at 0.3 GB.
 
 use calla_cpu::Cpu;
-use calla_engine::{CacheKey, CutRule, Miss, Output, Request, Speculation, StateNeeds, Usage};
+use calla_engine::{
+    CacheKey, CutRule, Level, Miss, Output, Request, Speculation, StateNeeds, Usage,
+};
 use calla_model::Shape;
 use calla_ops::{Executor, Runner};
 use calla_runtime::{Driver, Limits, PressureLevel, Turn, engine_config, store_sizes};
@@ -43,7 +45,7 @@ fn driver(depth: usize, disk: Option<&Path>) -> Driver {
     let config = engine_config(&executor, CutRule::new(vec![MARKER]), limits);
     let store = disk.map(|dir| store(dir, &executor));
     let compile = Box::new(|_: &_| Err("no grammars here".to_owned()));
-    Driver::new(Box::new(executor), config, compile, store).unwrap()
+    Driver::new(Box::new(executor), config, compile, store.into()).unwrap()
 }
 
 fn store(dir: &Path, runner: &dyn Runner) -> Store {
@@ -158,7 +160,7 @@ fn warm_replies_are_cold_replies_at_full_width() {
     timeline.warm = driver(2, Some(dir.path()));
     prompt.extend([timeline.turn(30).as_slice(), &[MARKER, 2]].concat());
     let (_, usage) = timeline.ask(&prompt, 31 + 2 + 1, 0);
-    assert!(usage.reuse.from_disk, "{usage:?}");
+    assert_eq!(usage.reuse.from, Some(Level::Disk), "{usage:?}");
 }
 
 /// A prompt of three turns that no other seed gives, which leaves snapshots.

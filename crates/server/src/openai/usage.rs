@@ -1,7 +1,7 @@
 //! Counts, cache and timings of a reply, as this dialect and our own extensions write them.
 
 use crate::generate::Summary;
-use calla_engine::Miss;
+use calla_engine::{Level, Miss};
 use serde::Serialize;
 use utoipa::ToSchema;
 
@@ -67,6 +67,8 @@ pub(crate) struct CacheReport {
     miss: Option<&'static str>,
     /// Where the prompt leaves an earlier request that goes on.
     diverges_at: Option<DivergesAt>,
+    /// Whether what was reused came back from host memory, behind the GPU's.
+    from_host: bool,
     /// Whether what was reused came back from the disk.
     from_disk: bool,
     /// Whether state was used that may differ in its last bits from a cold run.
@@ -91,7 +93,8 @@ impl From<&Summary> for CacheReport {
             diverges_at: reuse
                 .divergence
                 .map(|place| DivergesAt { token: place.token, message: place.message }),
-            from_disk: reuse.from_disk,
+            from_host: reuse.from == Some(Level::Host),
+            from_disk: reuse.from == Some(Level::Disk),
             provisional: reuse.provisional,
         }
     }

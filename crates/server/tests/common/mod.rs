@@ -235,7 +235,8 @@ fn load(setup: &Setup, model: &Model, notify: Notify) -> LoadedModel {
     let engine = engine_config(&runner, rule, limits);
     let store = setup.disk.as_deref().map(|dir| store(dir, &runner));
     let driver =
-        Driver::with_notify(Box::new(runner), engine, model.compile(), store, notify).unwrap();
+        Driver::with_notify(Box::new(runner), engine, model.compile(), store.into(), notify)
+            .unwrap();
     LoadedModel { driver, device: "CPU, 1 thread".to_owned() }
 }
 

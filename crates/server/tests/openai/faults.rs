@@ -75,7 +75,8 @@ fn load(faults: &Faults, model: &Model, notify: Notify) -> Result<LoadedModel, S
         fast_cache: false,
     };
     let engine = engine_config(&runner, CutRule::new(vec![]), limits);
-    let driver = Driver::with_notify(Box::new(runner), engine, model.compile(), None, notify);
+    let driver =
+        Driver::with_notify(Box::new(runner), engine, model.compile(), None.into(), notify);
     Ok(LoadedModel { driver: driver.unwrap(), device: "host".to_owned() })
 }
 

@@ -1,8 +1,9 @@
 //! What is put comes back, from this process and the next; pages are stored once and go with the last user.
 
 use crate::tools::*;
-use calla_store::{Store, StoreError};
+use calla_store::{Bytes, Store, StoreError};
 use std::fs;
+use std::sync::Arc;
 use tempfile::TempDir;
 
 const TEN: [u32; 10] = [1, 2, 3, 4, 5, 6, 7, 8, 9, 10];
@@ -80,7 +81,7 @@ fn owners_and_names_share_nothing() {
 fn wrong_sizes_and_missing_pages_are_refused_and_leave_nothing() {
     let dir = TempDir::new().unwrap();
     let mut store = open(dir.path());
-    let mut refused = |state: &[u8], pages: &[(usize, Vec<u8>)], expected: &str| {
+    let mut refused = |state: &[u8], pages: &[(usize, Bytes)], expected: &str| {
         let error = store.put("owner", "", &TEN, state, pages, at(0)).unwrap_err();
         assert_eq!(error.to_string(), format!("cannot store this prefix: {expected}"));
     };
@@ -89,7 +90,7 @@ fn wrong_sizes_and_missing_pages_are_refused_and_leave_nothing() {
     refused(&state, &pages[1..], "page 0 is neither stored nor given");
     refused(&state, &pages[..2], "the partial page 2 has 0 bytes but must have from 1 to 8");
     let mut short = pages.clone();
-    short[1].1.pop();
+    Arc::make_mut(&mut short[1].1).pop();
     refused(&state, &short, "page 1 has 7 bytes but must have 8");
     assert_eq!((files(&dir, "p-").len(), files(&dir, "s-").len()), (0, 0));
     assert_eq!(store.bytes(), 0);

@@ -1,8 +1,9 @@
 //! A small store in a temporary directory, and content that depends on the tokens.
 
-use calla_store::{Limits, Loaded, Sizes, Store, StoreError, Stored, StoredId};
+use calla_store::{Bytes, Limits, Loaded, Sizes, Store, StoreError, Stored, StoredId};
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 use tempfile::TempDir;
 
@@ -27,8 +28,9 @@ pub(crate) fn state(tokens: &[u32]) -> Vec<u8> {
 }
 
 /// All pages of a prefix; the last has two bytes a token.
-pub(crate) fn pages(tokens: &[u32]) -> Vec<(usize, Vec<u8>)> {
-    let page = |page: &[u32]| page.iter().flat_map(|&t| [t as u8, (t >> 8) as u8]).collect();
+pub(crate) fn pages(tokens: &[u32]) -> Vec<(usize, Bytes)> {
+    let page =
+        |page: &[u32]| Arc::new(page.iter().flat_map(|&t| [t as u8, (t >> 8) as u8]).collect());
     tokens.chunks(4).map(page).enumerate().collect()
 }
 
@@ -42,7 +44,7 @@ pub(crate) fn put(store: &mut Store, tokens: &[u32]) -> StoredId {
 }
 
 pub(crate) fn loaded(tokens: &[u32], first_page: usize) -> Loaded {
-    let pages = pages(tokens).into_iter().skip(first_page).map(|page| page.1).collect();
+    let pages = pages(tokens).into_iter().skip(first_page).map(|page| page.1.to_vec()).collect();
     Loaded { state: state(tokens), pages }
 }
 
