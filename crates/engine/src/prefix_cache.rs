@@ -3,7 +3,7 @@
 //! The recurrent state of this model cannot be trimmed, only kept. A snapshot is a state slot and the KV
 //! pages of a prefix; it lies in a [`Trie`] at the end of that prefix. A request resumes from the deepest
 //! snapshot that is a prefix of its prompt, and is told why it was not a deeper one. A snapshot that had to
-//! give way may have been saved to a file; the trie remembers that too.
+//! give way may have been saved, in host memory or in a file; the trie remembers that too.
 
 use crate::cuts::CutRule;
 use crate::step::{FileId, Level, Ticket};

@@ -206,7 +206,7 @@ impl Driver {
             self.take(event);
         }
         // What is admitted may have to be read first: at once, from host memory, or by the thread of the files.
-        while self.start_effects() {}
+        self.start_effects();
         let mut step = self.engine.next_step();
         while step.is_none() && self.start_effects() {
             step = self.engine.next_step();
