@@ -55,8 +55,11 @@ impl Demo {
         let defaults = GenerationDefaults::load(&dir).expect("generation_config.json");
         let stop_ids = tokenizer.eos_ids(&checkpoint.config().eos_token_ids, &defaults);
         let size = RunnerSize {
-            // With a level behind them, so few that snapshots have to give way.
-            cache: CacheSize { pages: 40, slots: if host_bytes > 0 { 12 } else { 24 } },
+            // With a level behind them, so few that snapshots of one conversation give way to those of the next.
+            cache: CacheSize {
+                pages: 40,
+                slots: if host_bytes > 0 { RUNNING_MAX * (1 + depth) } else { 24 },
+            },
             sequences: RUNNING_MAX,
             drafting: depth > 0,
         };
@@ -361,7 +364,8 @@ fn what_host_memory_has_no_room_for_comes_back_from_disk() {
     // Given up, nothing is lost: all of it was written meanwhile.
     demo.driver.pressure().raise(PressureLevel::Critical);
     let again = demo.reply(&requests[1]);
-    assert_eq!((&again.ids, demo.driver.saved().files), (&cold[1].ids, saved.files));
+    assert_eq!((&again.ids, again.usage.reuse.from), (&cold[1].ids, Some(Level::Disk)));
+    assert!(demo.driver.saved().files >= saved.files);
 }
 
 #[test]
