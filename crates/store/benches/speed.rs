@@ -60,7 +60,7 @@ fn get(bencher: Bencher<'_, '_>) {
 fn plain_write(bencher: Bencher<'_, '_>) {
     let (state, pages) = content();
     bencher.counter(total()).with_inputs(|| TempDir::new().unwrap()).bench_values(|dir| {
-        for (i, bytes) in pages.iter().map(|page| &page.1).chain([&state]).enumerate() {
+        for (i, bytes) in pages.iter().map(|page| &*page.1).chain([&state]).enumerate() {
             let mut file = File::create(dir.path().join(i.to_string())).unwrap();
             file.write_all(bytes).unwrap();
             file.sync_all().unwrap();
@@ -74,7 +74,7 @@ fn plain_read(bencher: Bencher<'_, '_>) {
     let (state, pages) = content();
     let dir = TempDir::new().unwrap();
     let files: Vec<_> = (0..=PAGES).map(|i| dir.path().join(i.to_string())).collect();
-    for (file, bytes) in files.iter().zip(pages.iter().map(|page| &page.1).chain([&state])) {
+    for (file, bytes) in files.iter().zip(pages.iter().map(|page| &*page.1).chain([&state])) {
         fs::write(file, bytes).unwrap();
     }
     bencher
