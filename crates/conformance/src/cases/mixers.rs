@@ -5,7 +5,7 @@ use crate::check::Check;
 use crate::delta::{self, Inputs, Layer, Slots};
 use crate::paged::{self, Sequences, gather};
 use crate::temporaries::Temporaries;
-use crate::{Failure, tolerance, values};
+use crate::{tolerance, values};
 use calla_gpu::attention_decode::attention_decode;
 use calla_gpu::attention_prefill::attention_prefill;
 use calla_gpu::delta_prep::delta_prep;
@@ -23,9 +23,9 @@ fn by_head(rows: &Rows, width: usize) -> Rows {
     Rows::from_vec(width, rows.as_slice().to_vec())
 }
 
-fn same_slots(check: &mut Check, found: &Slots, due: &Slots) -> Result<(), Failure> {
-    check.within("states", &found.states, &due.states)?;
-    check.identical("windows", &found.windows, &due.windows)
+fn same_slots(check: &mut Check, found: &Slots, due: &Slots) {
+    check.within("states", &found.states, &due.states);
+    check.identical("windows", &found.windows, &due.windows);
 }
 
 pub(super) fn delta_prep_case(device: On<'_>) -> Verdict {
@@ -48,11 +48,11 @@ pub(super) fn delta_prep_case(device: On<'_>) -> Verdict {
         [("q", terms.q, &due.q), ("k", terms.k, &due.k), ("v", terms.v, &due.v)]
     {
         let found = delta::by_head(&values::rows(device, found));
-        check.stored(what, &found, &delta::by_head(due))?;
+        check.stored(what, &found, &delta::by_head(due));
     }
-    check.within("strengths", &values::rows(device, terms.beta), &due.beta)?;
-    check.within("decays", &values::rows(device, terms.log_decay), &due.log_decay)?;
-    same_slots(&mut check, &Slots::download(device, &slots), &after)?;
+    check.within("strengths", &values::rows(device, terms.beta), &due.beta);
+    check.within("decays", &values::rows(device, terms.log_decay), &due.log_decay);
+    same_slots(&mut check, &Slots::download(device, &slots), &after);
     check.done()
 }
 
@@ -79,8 +79,8 @@ pub(super) fn gated_delta_case(device: On<'_>) -> Verdict {
     let dispatches = gated_delta(&shape, &uploaded, &slots, &tables, &mut Temporaries(device), out);
     values::run(device, &dispatches);
     let found = delta::by_head(&values::rows(device, out));
-    check.stored("outputs", &found, &delta::by_head(&due))?;
-    same_slots(&mut check, &Slots::download(device, &slots), &after)?;
+    check.stored("outputs", &found, &delta::by_head(&due));
+    same_slots(&mut check, &Slots::download(device, &slots), &after);
     check.done()
 }
 
@@ -102,8 +102,8 @@ pub(super) fn delta_step_case(device: On<'_>) -> Verdict {
     let dispatch = delta_step(&layer.shape, qkv, b, a, &layer.gpu, &slots, &tables, out);
     values::run(device, &[dispatch]);
     let found = delta::by_head(&values::rows(device, out));
-    check.within("outputs", &found, &delta::by_head(&due))?;
-    same_slots(&mut check, &Slots::download(device, &slots), &after)?;
+    check.within("outputs", &found, &delta::by_head(&due));
+    same_slots(&mut check, &Slots::download(device, &slots), &after);
     check.done()
 }
 
@@ -147,14 +147,14 @@ pub(super) fn qk_prep_case(device: On<'_>) -> Verdict {
         let found = by_head(&values::rows(device, q), 256);
         let q_due = by_head(&due.q, 256);
         match dtype {
-            Dtype::F32 => check.within("queries in f32", &found, &q_due)?,
-            _ => check.stored("queries in bf16", &found, &q_due)?,
+            Dtype::F32 => check.within("queries in f32", &found, &q_due),
+            _ => check.stored("queries in bf16", &found, &q_due),
         }
         for (what, found, due) in
             [("keys", paged.keys, &pool.keys), ("values", paged.values, &pool.values)]
         {
             let found = Rows::from_vec(256, paged::download(device, &shape, found));
-            check.stored(what, &found, &Rows::from_vec(256, due.to_vec()))?;
+            check.stored(what, &found, &Rows::from_vec(256, due.to_vec()));
         }
     }
     check.done()
@@ -183,7 +183,7 @@ pub(super) fn attention_prefill_case(device: On<'_>) -> Verdict {
     values::run(device, &[dispatch]);
     let found = by_head(&values::rows(device, out), 256);
     // The gate is of bf16 on the device, and of the same values here.
-    check.stored("heads", &found, &by_head(&due, 256))?;
+    check.stored("heads", &found, &by_head(&due, 256));
     check.done()
 }
 
@@ -203,6 +203,6 @@ pub(super) fn attention_decode_case(device: On<'_>) -> Verdict {
     // Told of more positions than there are.
     let dispatches = attention_decode(&all.shape, q, q_gate, &pool, &tables, 500, scratch, out);
     values::run(device, &dispatches);
-    check.within("heads", &by_head(&values::rows(device, out), 256), &by_head(&due, 256))?;
+    check.within("heads", &by_head(&values::rows(device, out), 256), &by_head(&due, 256));
     check.done()
 }
