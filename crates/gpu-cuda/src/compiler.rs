@@ -5,6 +5,7 @@ use crate::twins;
 use cudarc::nvrtc::sys::{self, nvrtcResult};
 use std::ffi::{CStr, CString, c_char};
 use std::fmt;
+use std::str::FromStr;
 
 /// Files of the runtime of translated kernels, as they are compiled into the program.
 const RUNTIME: [(&CStr, &str); 6] = [
@@ -34,6 +35,45 @@ fn headers() -> impl Iterator<Item = (&'static CStr, &'static str)> {
     RUNTIME.into_iter().chain(twins::HEADERS)
 }
 
+/// A digest of all that the machine code of a source depends on, but for the architecture and the compiler: the source, what
+/// it may include, and how it is compiled.
+pub(crate) fn key(source: &str) -> Key {
+    let mut hasher = blake3::Hasher::new();
+    let headers = headers().flat_map(|(name, text)| [name.to_bytes(), text.as_bytes()]);
+    for part in FLAGS.iter().map(|flag| flag.as_bytes()).chain(headers).chain([source.as_bytes()]) {
+        // With its length, so that no two lists of parts are the same bytes.
+        hasher.update(&(part.len() as u64).to_le_bytes()).update(part);
+    }
+    Key(hasher.finalize())
+}
+
+/// What machine code is of: see [`Source`](crate::Source).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Key(pub(crate) blake3::Hash);
+
+/// A version of CUDA: of a compiler, or the newest whose machine code a driver takes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Version {
+    /// The number before the point.
+    pub major: u32,
+    /// The number behind it.
+    pub minor: u32,
+}
+
+impl Version {
+    /// Whether a driver of this version takes machine code of a compiler of that one: of the same or an earlier major version,
+    /// as NVIDIA's guide to compatibility has it.
+    pub(crate) fn takes(self, compiler: Self) -> bool {
+        compiler.major <= self.major
+    }
+}
+
+impl fmt::Display for Version {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}.{}", self.major, self.minor)
+    }
+}
+
 /// The machine code that a GPU takes, by its compute capability.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Architecture {
@@ -46,6 +86,40 @@ pub struct Architecture {
 impl Architecture {
     /// Ampere: the first to convert to bf16 in one instruction.
     pub const OLDEST: Self = Self { major: 8, minor: 0 };
+
+    /// Whether `gpu` runs machine code for this: one of the same major version that is not older, as the programming guide
+    /// has it. Systems on a chip run their own alone.
+    #[must_use]
+    pub fn runs_on(self, gpu: Self) -> bool {
+        let is_chip = |it: Self| matches!((it.major, it.minor), (8, 7 | 8) | (10, 1) | (11, 0));
+        let is_later = self.major == gpu.major && self.minor <= gpu.minor;
+        self == gpu || (is_later && !is_chip(self) && !is_chip(gpu))
+    }
+
+    /// Most bytes of shared memory that a block of such a GPU may have, by the programming guide's table of compute
+    /// capabilities. What a driver tells counts where there is one.
+    #[must_use]
+    pub fn block_memory(self) -> u32 {
+        let kib = match (self.major, self.minor) {
+            (8, 0 | 7) => 163,
+            (8 | 12, _) => 99,
+            _ => 227,
+        };
+        kib << 10
+    }
+}
+
+impl FromStr for Architecture {
+    type Err = String;
+
+    /// As NVIDIA's tools name them, `sm_90`.
+    fn from_str(text: &str) -> Result<Self, String> {
+        let number = text.strip_prefix("sm_").and_then(|digits| digits.parse::<u32>().ok());
+        let found = number.map(|number| Self { major: number / 10, minor: number % 10 });
+        found
+            .filter(|found| *found >= Self::OLDEST)
+            .ok_or_else(|| format!("an architecture is sm_80 or later, as sm_90, not {text:?}"))
+    }
 }
 
 impl fmt::Display for Architecture {
@@ -57,7 +131,7 @@ impl fmt::Display for Architecture {
 /// The compiler that is loaded.
 #[derive(Debug)]
 pub struct Compiler {
-    version: (i32, i32),
+    version: Version,
 }
 
 impl Compiler {
@@ -73,16 +147,18 @@ impl Compiler {
         let (mut major, mut minor) = (0, 0);
         // SAFETY: both point to integers.
         match unsafe { sys::nvrtcVersion(&raw mut major, &raw mut minor) } {
-            nvrtcResult::NVRTC_SUCCESS => Ok(Self { version: (major, minor) }),
+            nvrtcResult::NVRTC_SUCCESS => {
+                let [major, minor] = [major, minor].map(i32::unsigned_abs);
+                Ok(Self { version: Version { major, minor } })
+            }
             _ => Err(Kind::NoCompiler.into()),
         }
     }
 
-    /// All that machine code depends on, but the source and the architecture.
-    pub(crate) fn key(&self) -> String {
-        let headers: String = headers().map(|(_, text)| text).collect();
-        let (major, minor) = self.version;
-        format!("NVRTC {major}.{minor} {} {headers}", FLAGS.join(" "))
+    /// Its version, as that of CUDA.
+    #[must_use]
+    pub fn version(&self) -> Version {
+        self.version
     }
 
     /// Compiles a pipeline's source, of the file `name`, to machine code.

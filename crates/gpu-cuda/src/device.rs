@@ -1,19 +1,20 @@
 //! The CUDA device.
 
-use crate::cache::Cache;
-use crate::compiler::{Architecture, Compiler};
+use crate::compiler::{Architecture, Version};
 use crate::devices::{driver_version, require_driver, start_error};
 use crate::error::{CudaError, Kind, describe, driver_error};
 use crate::graph::Graph;
-use crate::library::Library;
+use crate::library::{Library, Source};
+use crate::machine_code::{Gpu, MachineCode};
 use crate::memory::Buffer;
 use crate::module::{Call, Module};
 use crate::options::{Options, Replay};
 use crate::order::random_order;
 use crate::profile::{Profile, Stopwatch};
 use crate::staging::Staging;
+use calla_gpu::copy::clear;
 use calla_gpu::{
-    BoundPlan, BufferId, Device, DeviceError, Dispatch, Pipelines, PlanId, Range, check,
+    BoundPlan, BufferId, Device, DeviceError, Dispatch, Pipelines, Place, PlanId, Range, check,
 };
 use cudarc::driver::result::{self, DriverError};
 use cudarc::driver::sys::{self, CUdeviceptr};
@@ -30,7 +31,7 @@ const MAX_THREADS: u32 = 256;
 const SLICE_ROWS: usize = 2048;
 /// From which GPU and which driver's CUDA on a kernel may start before the one that it depends on has ended.
 const EARLY_START: Architecture = Architecture { major: 9, minor: 0 };
-const EARLY_START_DRIVER: (u32, u32) = (12, 3);
+const EARLY_START_DRIVER: Version = Version { major: 12, minor: 3 };
 /// Bytes of pinned memory. Tables of a step take a few thousand, logits of a row a million.
 const STAGING: usize = 8 << 20;
 /// Copies to the GPU of more bytes than this are not staged: the driver does as well.
@@ -41,8 +42,7 @@ const STAGED_MAX: usize = 1 << 18;
 pub struct CudaDevice {
     options: Options,
     architecture: Architecture,
-    compiler: Compiler,
-    cache: Cache,
+    machine_code: MachineCode,
     library: Library,
     /// Of plans, by their ids. All are dropped before a buffer is: they have its address.
     graphs: HashMap<PlanId, Graph>,
@@ -64,23 +64,26 @@ impl CudaDevice {
     /// The GPU that `options` name, with the kernels of `calla-gpu`.
     ///
     /// # Errors
-    /// If there is no such GPU, no driver or no compiler ([`CudaError::is_missing`]), or either fails.
+    /// If there is no such GPU or no driver, or there is neither machine code for the GPU nor a compiler
+    /// ([`CudaError::is_missing`]), or the driver fails.
     pub fn new(options: &Options) -> Result<Self, CudaError> {
         let (context, architecture) = open(options)?;
-        let compiler = Compiler::find()?;
-        let cache = Cache::open(options.cache())?;
         let twins = if options.no_twins { None } else { Some(twin_memory(&context)?) };
-        let library = Library::new(twins).map_err(Kind::from)?;
+        let library = Library::new(twins)?;
+        let driver = driver_version()?;
+        let machine_code = MachineCode::find(options.cache(), Gpu { architecture, driver });
+        // One that every model needs: it tells whether NVRTC is needed before anything is loaded.
+        let any = Range { place: Place::Scratch(0), start: 0, len: 16 };
+        let first = library.source(&clear(any)).map_err(Kind::Bug)?;
+        machine_code.check(&first)?;
         let stream = context.new_stream().map_err(driver_error("make a stream"))?;
-        let starts_early = !options.no_early_start
-            && architecture >= EARLY_START
-            && driver_version()? >= EARLY_START_DRIVER;
+        let starts_early =
+            !options.no_early_start && architecture >= EARLY_START && driver >= EARLY_START_DRIVER;
         let staging = Staging::new(&context, STAGING).map_err(driver_error("pin memory"))?;
         Ok(Self {
             options: options.clone(),
             architecture,
-            compiler,
-            cache,
+            machine_code,
             library,
             graphs: HashMap::new(),
             pipelines: Pipelines::default(),
@@ -100,9 +103,15 @@ impl CudaDevice {
     /// If there is no such GPU or no driver, or it does not tell. A compiler is not asked for.
     pub fn free_memory(options: &Options) -> Result<u64, CudaError> {
         let (context, _) = open(options)?;
-        let (free, _) =
-            context.mem_get_info().map_err(driver_error("tell how much memory there is"))?;
-        Ok(free as u64)
+        free(&context)
+    }
+
+    /// Bytes of its memory that nobody uses.
+    ///
+    /// # Errors
+    /// If the driver does not tell.
+    pub fn free(&self) -> Result<u64, CudaError> {
+        free(&self.context)
     }
 
     /// What the GPU is called.
@@ -199,17 +208,20 @@ impl CudaDevice {
             entry: dispatches[index].entry.to_owned(),
             reason,
         };
-        let compiled = self
-            .library
-            .compile(&self.compiler, &self.cache, self.architecture, dispatches, &wanted)
-            .map_err(kernel_error)?;
-        for compiled in compiled {
-            let dispatch = &dispatches[compiled.dispatch];
+        let source = |&index: &usize| {
+            self.library.source(&dispatches[index]).map_err(|reason| kernel_error((index, reason)))
+        };
+        let sources: Vec<Source> = wanted.iter().map(source).collect::<Result<_, _>>()?;
+        let codes = self.machine_code.get(&sources);
+        let codes = codes.map_err(|(at, reason)| kernel_error((wanted[at], reason)))?;
+        for ((&index, source), code) in wanted.iter().zip(&sources).zip(&codes) {
+            let dispatch = &dispatches[index];
             let Some((_, entry)) = self.library.entry(dispatch.entry) else { continue };
-            let module = Module::load(&self.context, entry, dispatch, &compiled)
+            let module = Module::load(&self.context, entry, dispatch, code, source.twin)
                 .map_err(self.failed(&format!("loading {}", dispatch.entry)))?;
             self.pipelines.insert(dispatch, module);
         }
+        tracing::info!("machine code of kernels: {}", self.machine_code.origins());
         Ok(())
     }
 
@@ -309,6 +321,13 @@ fn open(options: &Options) -> Result<(Arc<CudaContext>, Architecture), CudaError
         return Err(Kind::OldDevice { name, architecture }.into());
     }
     Ok((context, architecture))
+}
+
+/// Bytes that nobody uses.
+fn free(context: &CudaContext) -> Result<u64, CudaError> {
+    let (free, _) =
+        context.mem_get_info().map_err(driver_error("tell how much memory there is"))?;
+    Ok(free as u64)
 }
 
 /// Bytes of shared memory that a block may have where it asks for more than usual.
@@ -437,6 +456,10 @@ impl Device for CudaDevice {
         // SAFETY: `graph` has checked all calls, and no buffer was released since.
         let started = unsafe { graph.launch(self.stream.cu_stream()) };
         started.map_err(self.failed("a plan"))
+    }
+
+    fn machine_code(&self) -> Option<String> {
+        Some(self.machine_code.origins())
     }
 
     fn forget(&mut self, plan: PlanId) {

@@ -1,6 +1,6 @@
 //! The GPUs of this machine, without using any.
 
-use crate::compiler::Architecture;
+use crate::compiler::{Architecture, Version};
 use crate::error::{CudaError, Kind, driver_error};
 use cudarc::driver::result::{DriverError, device, init};
 use cudarc::driver::sys::{self, CUdevice_attribute_enum as Attribute};
@@ -32,18 +32,18 @@ pub fn devices() -> Result<Vec<DeviceInfo>, CudaError> {
     all.collect()
 }
 
-/// Version of the driver's CUDA, as (13, 0) for 13.0.
+/// Version of the driver's CUDA.
 ///
 /// # Errors
 /// If there is no driver ([`CudaError::is_missing`]), or it does not tell.
-pub fn driver_version() -> Result<(u32, u32), CudaError> {
+pub fn driver_version() -> Result<Version, CudaError> {
     require_driver()?;
     let mut version = 0;
     // SAFETY: it points to an integer.
     let told = unsafe { sys::cuDriverGetVersion(&raw mut version) }.result();
     told.map_err(driver_error("tell its version"))?;
     let version = version.unsigned_abs();
-    Ok((version / 1000, version % 1000 / 10))
+    Ok(Version { major: version / 1000, minor: version % 1000 / 10 })
 }
 
 /// Looks for the driver.

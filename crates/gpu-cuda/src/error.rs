@@ -17,7 +17,7 @@ pub(crate) enum Kind {
     NoDriver,
     #[error(
         "NVRTC, the compiler for CUDA, was not found (libnvrtc): install the CUDA toolkit 12 or 13, or add the folder \
-         that has it to LD_LIBRARY_PATH"
+         that has it to LD_LIBRARY_PATH, or take a release that has machine code for this GPU"
     )]
     NoCompiler,
     #[error("there is no CUDA device {ordinal}: this machine has {count}, counted from 0")]
@@ -31,6 +31,8 @@ pub(crate) enum Kind {
     Driver { what: &'static str, error: DriverError },
     #[error("a kernel cannot be translated: {0}")]
     Kernel(#[from] calla_msl::Error),
+    #[error("{0}: this is a bug")]
+    Bug(String),
     #[error("cannot {what}: {error}")]
     Io { what: String, error: io::Error },
 }

@@ -1,6 +1,5 @@
 //! A pipeline that is loaded on the GPU, and its calls.
 
-use crate::library::Compiled;
 use crate::twins::{Launch, Twin};
 use calla_gpu::{Dispatch, check};
 use calla_msl::{Entry, ParamKind};
@@ -33,9 +32,10 @@ impl Module {
         context: &Arc<CudaContext>,
         entry: &Entry,
         dispatch: &Dispatch,
-        Compiled { code, twin, .. }: &Compiled,
+        code: &[u8],
+        twin: Option<&'static Twin>,
     ) -> Result<Self, DriverError> {
-        // SAFETY: `code` is machine code that NVRTC made, whole: the cache checks its digest.
+        // SAFETY: `code` is machine code that NVRTC made, whole: what keeps it checks its digest.
         let module = unsafe { module::load_data(code.as_ptr().cast()) }?;
         let mut loaded = Self {
             context: Arc::clone(context),
@@ -43,7 +43,7 @@ impl Module {
             function: std::ptr::null_mut(),
             buffers: vec![],
             max_threads: 0,
-            twin: *twin,
+            twin,
         };
         let name = CString::new(entry.name.as_str()).unwrap_or_default();
         // SAFETY: the module was just loaded.

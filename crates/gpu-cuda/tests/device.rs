@@ -159,7 +159,7 @@ fn devices_are_listed_or_what_is_missing_is_said() {
         }
     };
     println!("{driver:?} {found:?}");
-    assert!(driver.0 >= 12, "{driver:?}");
+    assert!(driver.major >= 12, "{driver}");
     for (ordinal, info) in (0..).zip(&found) {
         assert_eq!(info.ordinal, ordinal);
         assert!(info.memory > 1 << 30 && !info.name.is_empty(), "{info:?}");

@@ -149,6 +149,11 @@ pub trait Device: Send {
         self.run(plan.dispatches(), plan.stages())
     }
 
+    /// Where the machine code of its kernels came from so far, in words; `None` where there is nothing to say.
+    fn machine_code(&self) -> Option<String> {
+        None
+    }
+
     /// Gives back what is kept of a plan, which is not run again. Fine if nothing is.
     fn forget(&mut self, _plan: PlanId) {}
 }

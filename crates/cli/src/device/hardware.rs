@@ -40,7 +40,7 @@ pub(crate) enum Unusable {
     /// No Mac, no GPU, one that is too old, or kernels that do not compile.
     #[error(transparent)]
     Metal(#[from] calla_gpu_metal::OpenError),
-    /// No driver, no compiler, no GPU, or one that is too old.
+    /// No driver, no GPU, one that is too old, or neither machine code for it nor a compiler.
     #[error(transparent)]
     Cuda(#[from] CudaError),
     /// A kernel is not the reference's.
@@ -195,7 +195,7 @@ impl Hardware for System {
 /// Why it cannot be used.
 pub(crate) fn cuda(options: &Options) -> Result<Gpu, Unusable> {
     let device = CudaDevice::new(options)?;
-    let free = CudaDevice::free_memory(options)?;
+    let free = device.free()?;
     Ok(Gpu {
         wanted: Wanted::Cuda(options.ordinal),
         name: device.name()?,

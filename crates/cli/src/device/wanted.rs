@@ -80,7 +80,7 @@ impl TypedValueParser for WantedParser {
             ("metal", "Apple GPU, from M1 on"),
             (
                 "cuda",
-                "NVIDIA GPU, the first that CUDA shows; cuda:1 is the second. Needs the driver and NVRTC",
+                "NVIDIA GPU, the first that CUDA shows; cuda:1 is the second. Needs the driver, and NVRTC if this build has no compiled kernels",
             ),
             ("reference", "The plain f32 oracle: slow, for comparison"),
         ];

@@ -51,5 +51,6 @@ pub(super) fn gpu(
         let speed: Result<Speed, _> = bench::gpu(device, Sizes::fitting(gpu.memory.limit()), left);
         examined.speed = Some(speed.map_err(|error| error.to_string()));
     }
+    examined.machine_code = device.machine_code();
     examined
 }

@@ -31,6 +31,8 @@ pub(super) struct Examined {
     pub(super) not_used: Option<String>,
     /// What of it is not used, and why.
     pub(super) remark: Option<String>,
+    /// Where the machine code of its kernels came from, where that is not always the same.
+    pub(super) machine_code: Option<String>,
     /// What a model and its state may take there.
     pub(super) limit_bytes: Option<u64>,
     pub(super) kernels: Vec<Kernel>,
@@ -88,6 +90,7 @@ impl Examined {
             name: None,
             not_used: None,
             remark: None,
+            machine_code: None,
             limit_bytes: None,
             kernels: vec![],
             speed: None,
@@ -224,6 +227,9 @@ fn device_line(device: &Examined) -> String {
         format!("- {}: {name}, {right} of {} kernels right", device.device, device.kernels.len());
     if let Some(limit) = device.limit_bytes {
         text += &format!(", {} for a model", bytes(limit));
+    }
+    if let Some(origins) = &device.machine_code {
+        text += &format!("; machine code: {origins}");
     }
     if let Some(remark) = &device.remark {
         text += &format!("; {}", cell(remark));

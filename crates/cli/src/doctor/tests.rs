@@ -42,6 +42,10 @@ impl Device for Flipping {
         }
         Ok(())
     }
+
+    fn machine_code(&self) -> Option<String> {
+        Some("3 embedded, 1 from the cache".to_owned())
+    }
 }
 
 /// A machine whose first NVIDIA GPU is the host driver.
@@ -111,6 +115,7 @@ fn a_good_machine_is_well_and_its_report_names_no_folder() {
     assert!(text.contains("All is well."), "{text}");
     assert!(text.contains("- metal: not used: metal is no GPU"), "{text}");
     assert!(text.contains("a GPU of .../scripts, 22 of 22 kernels right"), "{text}");
+    assert!(text.contains("; machine code: 3 embedded, 1 from the cache\n"), "{text}");
     assert!(
         text.contains("| cuda | expert_qmm | ") && text.contains("| cpu | linear | "),
         "{text}"
