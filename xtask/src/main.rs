@@ -2,6 +2,7 @@
 
 mod check_darwin;
 mod clients;
+mod cubins;
 mod fixtures;
 mod fuzz;
 mod install;
@@ -43,6 +44,15 @@ enum Chore {
     /// Check the code that only macOS compiles, with lints, and link what calls Metal, on any machine that has the target's
     /// standard library.
     CheckDarwin,
+    /// Compile the kernels for NVIDIA GPUs ahead, into target/calla.cubins: release builds embed it, and need no NVRTC then.
+    Cubins {
+        /// First fetch NVRTC (a pip package) into target/nvrtc.
+        #[arg(long)]
+        install: bool,
+        /// Architectures, as sm_80,sm_90; without it those that all GPUs but systems on a chip can do with.
+        #[arg(long, value_delimiter = ',')]
+        arch: Vec<String>,
+    },
     /// Plant faults in the GPU backend, one at a time, and demand that a test fails for each.
     Mutate {
         /// Plant only faults whose name, class or file contains this.
@@ -62,6 +72,7 @@ fn main() -> ExitCode {
         Chore::Test { install, only } => test::run_all(install, only.as_deref()),
         Chore::Tidy => tidy::run().map(|()| true),
         Chore::CheckDarwin => check_darwin::check().map(has_run),
+        Chore::Cubins { install, arch } => cubins::make(install, &arch).map(|()| true),
         Chore::Mutate { only } => mutate::run(only.as_deref()).map(has_run),
         Chore::Fuzz { seconds } => fuzz::run_targets(seconds).map(|()| true),
     };

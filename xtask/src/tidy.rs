@@ -10,7 +10,7 @@ use std::process::Command;
 
 /// Which of our crates each crate may use in the program (development dependencies are free). A new edge
 /// is a design decision: ARCHITECTURE.md says why each exists.
-const EDGES: [(&str, &[&str]); 20] = [
+const EDGES: [(&str, &[&str]); 21] = [
     ("calla-model", &[]),
     ("calla-weights", &["calla-model"]),
     ("calla-text", &[]),
@@ -22,6 +22,10 @@ const EDGES: [(&str, &[&str]); 20] = [
     ("calla-gpu-cuda", &["calla-gpu", "calla-msl"]),
     ("calla-gpu-metal", &["calla-gpu"]),
     ("calla-conformance", &["calla-gpu", "calla-model", "calla-ops", "calla-testkit"]),
+    (
+        "calla-cubins",
+        &["calla-conformance", "calla-gpu", "calla-gpu-cuda", "calla-model", "calla-ops"],
+    ),
     ("calla-engine", &["calla-model", "calla-ops"]),
     ("calla-store", &[]),
     ("calla-eval", &["calla-model", "calla-ops"]),
