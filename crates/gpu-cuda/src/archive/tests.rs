@@ -1,3 +1,5 @@
+//! Archives: what comes back, and what damage does.
+
 use super::*;
 use crate::compiler::key;
 

@@ -1,3 +1,5 @@
+//! Where machine code is taken from, with a compiler that only says what it was asked.
+
 use super::*;
 use crate::archive::{self, Archive, Pipelines};
 use std::collections::BTreeMap;
