@@ -1,5 +1,6 @@
 //! Each layer's output against the reference on the same weights, with the reference's choice of experts forced in: an
-//! expert that is chosen otherwise at a near tie would hide every other difference behind it.
+//! expert that is chosen otherwise at a near tie would hide every other difference behind it. Once with each layer's
+//! input forced in too, so that what layers make of it is held to a bound, and once with what the layers before gave.
 //!
 //! `CALLA_LAYERS_MODEL` names another checkpoint than the demo: one of full size takes some seconds a token.
 
@@ -28,8 +29,10 @@ const TOKENS: usize = SLICES[0] + SLICES[1] + DECODED;
 /// A page and a slot for each sequence.
 const SIZE: CacheSize = CacheSize { pages: SEQUENCES, slots: SEQUENCES };
 
-/// Of a layer's output.
-const RELATIVE_ERROR_MAX: f64 = 1e-2;
+/// Relative error of a layer's output where its input is the reference's.
+const LAYER_ERROR_MAX: f64 = 1e-2;
+/// The same where its input is what the layers before it gave. Each rounds activations to bf16 in a prefill.
+const NETWORK_ERROR_MAX: f64 = 5e-2;
 /// Where the reference's first token leads by more, another first one is counted.
 const MARGIN: f64 = 0.5;
 
@@ -42,7 +45,16 @@ struct Step {
     logits: Rows,
 }
 
-/// Positions `[from, to)` of sequences, which begin with number `first`. All logits are wanted.
+/// What of the reference's step takes the place of what a device's has.
+#[derive(Clone, Copy, Default)]
+struct Forced<'a> {
+    /// The router's logits, by which experts are chosen and weighted.
+    experts: Option<&'a Step>,
+    /// What layers hand on to the next, and the last one to the output projection.
+    inputs: Option<&'a Step>,
+}
+
+/// Positions `[from, to)` of all sequences. All logits are wanted.
 fn batch(shape: &Shape, prompts: &[Vec<u32>], kind: SpanKind, [from, to]: [usize; 2]) -> Batch {
     let len = to - from;
     let span = |i| Span::new(kind, i * len..(i + 1) * len, from, i, vec![i]);
@@ -136,8 +148,8 @@ impl<'a> OnDevice<'a> {
         Self { device, shape, network, rotations, cache }
     }
 
-    /// Runs a step kernel by kernel. With `forced`, these are the router logits that experts are chosen by.
-    fn step(&mut self, batch: &Batch, forced: Option<&[Rows]>) -> Step {
+    /// Runs a step kernel by kernel.
+    fn step(&mut self, batch: &Batch, forced: Forced<'_>) -> Step {
         let moves = self.cache.begin(batch.spans()).expect("spare slots");
         let tables = StepTables::new(batch, &moves);
         let bytes = tables.counts().bytes(page_entries(batch));
@@ -164,14 +176,16 @@ impl<'a> OnDevice<'a> {
         for dispatch in plan.bind(arena) {
             if let Some(range) = router_logits(&dispatch) {
                 router.push(self.read(range, self.shape.experts));
-                if let Some(forced) = forced {
-                    let logits = bytemuck::cast_slice(forced[layers.len()].as_slice());
-                    self.device.write(range, logits).expect("a write");
+                if let Some(step) = forced.experts {
+                    self.write(range, &step.router[layers.len()]);
                 }
             }
             self.device.run(std::slice::from_ref(&dispatch), &[1]).expect("a kernel");
             if let Some(range) = layer_output(&dispatch) {
                 layers.push(self.read(range, self.shape.hidden));
+                if let Some(step) = forced.inputs {
+                    self.write(range, &step.layers[layers.len() - 1]);
+                }
             }
         }
         self.cache.commit(moves);
@@ -180,6 +194,10 @@ impl<'a> OnDevice<'a> {
             self.device.release(buffer).expect("a buffer");
         }
         Step { layers, router, logits }
+    }
+
+    fn write(&mut self, range: Range, rows: &Rows) {
+        self.device.write(range, bytemuck::cast_slice(rows.as_slice())).expect("a write");
     }
 
     fn read(&mut self, range: Range, cols: usize) -> Rows {
@@ -216,7 +234,6 @@ fn relative_errors(actual: &Rows, expected: &Rows) -> [f64; 2] {
         (off / e.iter().map(|&e| f64::from(e).powi(2)).sum::<f64>()).sqrt()
     };
     let rows = actual.iter().zip(expected.iter()).map(|(a, e)| error(a, e));
-    // A NaN is the largest.
     let worst = rows.max_by(f64::total_cmp).expect("a row");
     [error(actual.as_slice(), expected.as_slice()), worst]
 }
@@ -232,30 +249,36 @@ fn layers_are_the_references_where_experts_are() {
     let expected = reference(&shape, &network, &prompts);
     let on_device = upload(&mut device, &network, &shape).expect("weights that kernels take");
 
-    let mut forced = OnDevice::new(&mut device, &shape, &on_device);
-    let mut errors = vec![[[0.0_f64; 2]; 2]; network.layers.len()];
-    for ((kind, part), expected) in steps().into_iter().zip(&expected) {
-        let actual = forced.step(&batch(&shape, &prompts, kind, part), Some(&expected.router));
-        assert_eq!(actual.layers.len(), network.layers.len(), "{kind:?}");
-        assert_eq!(actual.router.len(), network.layers.len(), "{kind:?}");
-        for ((layer, actual), errors) in actual.layers.iter().enumerate().zip(&mut errors) {
-            let found = relative_errors(actual, &expected.layers[layer]);
-            let [all, _] = found;
-            assert!(all <= RELATIVE_ERROR_MAX, "{kind:?} {part:?}, layer {layer}: {all:.2e}");
-            let errors = &mut errors[usize::from(kind == SpanKind::Decode)];
-            errors.iter_mut().zip(found).for_each(|(most, error)| *most = most.max(error));
+    for is_single in [true, false] {
+        let mut run = OnDevice::new(&mut device, &shape, &on_device);
+        let mut errors = vec![[[0.0_f64; 2]; 2]; network.layers.len()];
+        for ((kind, part), expected) in steps().into_iter().zip(&expected) {
+            let forced = Forced { experts: Some(expected), inputs: is_single.then_some(expected) };
+            let actual = run.step(&batch(&shape, &prompts, kind, part), forced);
+            assert_eq!(actual.layers.len(), network.layers.len(), "{kind:?}");
+            assert_eq!(actual.router.len(), network.layers.len(), "{kind:?}");
+            for ((layer, actual), errors) in actual.layers.iter().enumerate().zip(&mut errors) {
+                let found = relative_errors(actual, &expected.layers[layer]);
+                assert!(found.iter().all(|e| e.is_finite()), "{kind:?} {part:?}, layer {layer}");
+                let errors = &mut errors[usize::from(kind == SpanKind::Decode)];
+                errors.iter_mut().zip(found).for_each(|(most, error)| *most = most.max(error));
+            }
         }
-    }
-    println!("relative errors by layer, of all rows and of the worst one: prefill; decode");
-    for (layer, [[all, row], [decode_all, decode_row]]) in errors.iter().enumerate() {
-        println!("{layer:2}  {all:.1e} {row:.1e};  {decode_all:.1e} {decode_row:.1e}");
+        println!("{}", if is_single { "each layer by itself" } else { "all layers before it too" });
+        println!("relative errors of all rows and of the worst one: prefill; decode");
+        for (layer, [[all, row], [decode_all, decode_row]]) in errors.iter().enumerate() {
+            println!("{layer:2}  {all:.1e} {row:.1e};  {decode_all:.1e} {decode_row:.1e}");
+        }
+        let bound = if is_single { LAYER_ERROR_MAX } else { NETWORK_ERROR_MAX };
+        let worst = errors.iter().flatten().map(|&[all, _]| all).max_by(f64::total_cmp);
+        assert!(worst.is_some_and(|worst| worst <= bound), "{worst:?} exceeds {bound}");
     }
 
     let mut free = OnDevice::new(&mut device, &shape, &on_device);
     let (mut other_experts, mut all_experts) = (0, 0);
     let (mut logits, mut expected_logits) = (vec![], vec![]);
     for ((kind, part), expected) in steps().into_iter().zip(&expected) {
-        let actual = free.step(&batch(&shape, &prompts, kind, part), None);
+        let actual = free.step(&batch(&shape, &prompts, kind, part), Forced::default());
         for (actual, expected) in actual.router.iter().zip(&expected.router) {
             let [actual, expected] =
                 [actual, expected].map(|rows| calla_ops::route::reference(rows, shape.top_k));
