@@ -8,14 +8,14 @@ pub(crate) struct Lab<'a> {
     failed: Option<DeviceError>,
     buffers: Vec<BufferId>,
     entries: Vec<&'static str>,
+    /// Buffers that were asked for after the failure: each has a number of its own from the last one down, as kernels are
+    /// still described with them, and parts of two buffers never overlap.
+    absent: u32,
 }
-
-/// A buffer that there is not.
-const NONE: BufferId = BufferId(u32::MAX);
 
 impl<'a> Lab<'a> {
     pub(crate) fn new(device: &'a mut dyn Device) -> Self {
-        Self { device, failed: None, buffers: vec![], entries: vec![] }
+        Self { device, failed: None, buffers: vec![], entries: vec![], absent: 0 }
     }
 
     /// Gives all buffers back: which entry points ran, and the first error if there was one.
@@ -46,11 +46,12 @@ impl<'a> Lab<'a> {
 
 impl Device for Lab<'_> {
     fn allocate(&mut self, label: &str, bytes: u64) -> Result<BufferId, DeviceError> {
-        let buffer = self.ask(NONE, |device| device.allocate(label, bytes));
-        if buffer != NONE {
+        if let Some(buffer) = self.ask(None, |device| device.allocate(label, bytes).map(Some)) {
             self.buffers.push(buffer);
+            return Ok(buffer);
         }
-        Ok(buffer)
+        self.absent += 1;
+        Ok(BufferId(u32::MAX - self.absent))
     }
 
     fn release(&mut self, buffer: BufferId) -> Result<(), DeviceError> {
