@@ -75,7 +75,15 @@ fn draw(
         .y_label_area_size(64)
         .build_cartesian_2d(x.log_scale(), y.log_scale())
         .map_err(|e| words(&e))?;
-    chart.configure_mesh().x_desc("tokens of context").draw().map_err(|e| words(&e))?;
+    let whole = |value: &f64| format!("{value:.0}");
+    chart
+        .configure_mesh()
+        .x_desc("tokens of context")
+        .x_label_formatter(&whole)
+        .y_label_formatter(&whole)
+        .light_line_style(TRANSPARENT)
+        .draw()
+        .map_err(|e| words(&e))?;
     for (points, colour, name) in [(measured, BLUE, "measured"), (floor, RED, "floor")] {
         if points.is_empty() {
             continue;
@@ -89,6 +97,8 @@ fn draw(
     }
     chart
         .configure_series_labels()
+        // Between a floor and what was measured.
+        .position(SeriesLabelPosition::MiddleLeft)
         .background_style(WHITE)
         .border_style(BLACK)
         .draw()

@@ -271,11 +271,22 @@ impl Chat<'_> {
         let session = &self.model.session;
         let (cache, saved) = (session.occupancy(), session.saved());
         let counts = session.counts();
+        // The CPU's state is in host memory itself.
+        let in_host = match saved.host_prefixes {
+            0 => String::new(),
+            prefixes => {
+                let megabytes = saved.host_bytes / 1_000_000;
+                format!(", {prefixes} prefixes in host memory ({megabytes} MB)")
+            }
+        };
+        let from_host = match counts.host_tokens {
+            0 => String::new(),
+            tokens => format!("{tokens} from host memory, "),
+        };
         output::note(&format!(
             "model {} on {}\n{} messages; context of {} tokens{}\n\
-             cache: {} snapshots in {} of {} slots, {} of {} KV pages; {} prefixes in host memory \
-             ({} MB), {} on disk\n\
-             prompts: {} tokens, {} of them reused ({} from host memory, {} from disk); {} snapshots gave way\n\
+             cache: {} snapshots in {} of {} slots, {} of {} KV pages{in_host}, {} prefixes on disk\n\
+             prompts: {} tokens, {} of them reused ({from_host}{} from disk); {} snapshots gave way\n\
              replies: {} tokens; {} of {} drafted tokens kept{}",
             self.model.dir.display(),
             self.model.device,
@@ -290,12 +301,9 @@ impl Chat<'_> {
             cache.slots,
             cache.pages_used,
             cache.pages,
-            saved.host_prefixes,
-            saved.host_bytes / 1_000_000,
             saved.files,
             counts.prompt_tokens,
             counts.reused_tokens,
-            counts.host_tokens,
             counts.loaded_tokens,
             counts.evictions,
             counts.generated_tokens,
