@@ -409,8 +409,8 @@ pub(crate) struct GenerateArgs {
 
 const INFO_ABOUT: &str = "\
 Describe a checkpoint: its shape, its tensors and their formats, bytes by part, what is skipped or \
-copied, memory by length of context, and whether this machine can hold it. No weight is read, only the \
-files' headers, unless --verify is given. A directory with only config.json, tokenizer and template is \
+copied, memory by length of context, and whether this machine can hold it. Matrices are not read, only the \
+files' headers and what is kept in f32, unless --verify is given. A directory with only config.json, tokenizer and template is \
 enough.";
 
 const INFO_EXAMPLES: &str = "\

@@ -100,7 +100,8 @@ impl Npz {
         for index in 0..zip.len() {
             // Raw: no decompressor is built before its method is known to be one of these two.
             let entry = zip.by_index_raw(index).map_err(|e| read(e.to_string()))?;
-            let Some(name) = entry.name().strip_suffix(".npy") else { continue };
+            let name = entry.name().map_err(|e| read(e.to_string()))?;
+            let Some(name) = name.strip_suffix(".npy") else { continue };
             let method = entry.compression();
             if method != CompressionMethod::Stored && method != CompressionMethod::Deflated {
                 return Err(read(format!("\"{name}\" is packed by {method}; numpy uses deflate")));

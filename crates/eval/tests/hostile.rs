@@ -4,7 +4,7 @@ use calla_eval::read_goldens;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use zip::CompressionMethod;
-use zip::write::{FileOptions, ZipWriter};
+use zip::write::{SimpleFileOptions, ZipWriter};
 
 /// A `.npy` file of version 1 with any header text.
 fn npy(header: &str, data: &[u8]) -> Vec<u8> {
@@ -36,7 +36,7 @@ fn write(dir: &Path, entries: &[(&str, &[u8])]) -> PathBuf {
 fn write_packed(dir: &Path, entries: &[(&str, &[u8])], method: CompressionMethod) -> PathBuf {
     let path = dir.join("goldens.npz");
     let mut zip = ZipWriter::new(std::fs::File::create(&path).unwrap());
-    let options = FileOptions::default().compression_method(method);
+    let options = SimpleFileOptions::default().compression_method(method);
     for (name, bytes) in entries {
         zip.start_file(format!("{name}.npy"), options).unwrap();
         zip.write_all(bytes).unwrap();

@@ -233,7 +233,14 @@ impl Device for Adopting {
 
 /// Logits of a prompt and of a token after it, and buffers that were adopted.
 fn logits(demo: &Demo, files: &[MappedFile]) -> Option<(Vec<Vec<f32>>, usize)> {
-    let mut device = Adopting { device: common::device()?, adopted: vec![] };
+    let device = common::device()?;
+    if device.name() != "host" {
+        println!(
+            "skipped: a GPU's kernels take no weights at these places, and its driver adopts none"
+        );
+        return None;
+    }
+    let mut device = Adopting { device, adopted: vec![] };
     let network = upload_mapped(&mut device, &demo.network, &demo.shape, files).unwrap();
     let adopted = device.adopted.len();
     let (homes, cache) = homes(1);
