@@ -6,12 +6,7 @@
 
 mod common;
 
-use calla_gpu::cache::DeviceCache;
-use calla_gpu::recorder::{Bindings, record_step};
-use calla_gpu::step_tables::{StepTables, TableBuffer, page_entries};
-use calla_gpu::{
-    Device as _, Dispatch, Dtype, GpuParts, Place, Plan, Range, Rotations, Tensor, upload,
-};
+use calla_gpu::{Device as _, Dispatch, Range};
 use calla_model::network::{CheckpointParts, Layer, Mixer};
 use calla_model::{Network, Shape};
 use calla_ops::reference::Reference;
@@ -19,6 +14,7 @@ use calla_ops::{Batch, CacheSize, Ops as _, Rows, Span, SpanKind};
 use calla_testkit::{Random, compare, places};
 use common::TestDevice;
 use common::network::checkpoint;
+use common::planned::Planner;
 use std::path::PathBuf;
 
 const SEQUENCES: usize = 3;
@@ -132,67 +128,35 @@ fn reference(shape: &Shape, network: &Network<CheckpointParts>, prompts: &[Vec<u
     steps().iter().map(together).collect()
 }
 
-/// A network on the device of tests, with state of its own.
-struct OnDevice<'a> {
-    device: &'a mut TestDevice,
-    shape: &'a Shape,
-    network: &'a Network<GpuParts>,
-    rotations: Rotations,
-    cache: DeviceCache,
+/// A network on the device of tests.
+struct OnDevice {
+    device: TestDevice,
+    planner: Planner,
 }
 
-impl<'a> OnDevice<'a> {
-    fn new(device: &'a mut TestDevice, shape: &'a Shape, network: &'a Network<GpuParts>) -> Self {
-        let rotations = Rotations::upload(device, shape).expect("memory");
-        let cache = DeviceCache::new(device, shape, SIZE, SIZE.slots, false).expect("memory");
-        Self { device, shape, network, rotations, cache }
-    }
-
+impl OnDevice {
     /// Runs a step kernel by kernel.
     fn step(&mut self, batch: &Batch, forced: Forced<'_>) -> Step {
-        let moves = self.cache.begin(batch.spans()).expect("spare slots");
-        let tables = StepTables::new(batch, &moves);
-        let bytes = tables.counts().bytes(page_entries(batch));
-        let buffer = TableBuffer::new(self.device, bytes).expect("memory");
-        let written = tables.to_bytes();
-        let place = Place::Buffer(buffer.buffer);
-        let range = Range { place, start: 0, len: written.len() as u64 };
-        self.device.write(range, &written).expect("a write");
-        let (rows, vocab) = (batch.rows() as u32, self.shape.vocab_size as u32);
-        let bytes = u64::from(rows) * u64::from(vocab) * Dtype::F32.size();
-        let logits = self.device.allocate("logits", bytes).expect("memory");
-        let logits = Tensor::whole(logits, rows, vocab, Dtype::F32);
-        let bindings = Bindings {
-            tables: buffer.tables(tables.counts()).expect("room"),
-            rotations: self.rotations,
-            attention: self.cache.attention(),
-            delta: self.cache.delta(),
-            kept: None,
-            logits,
-        };
-        let plan = Plan::new(record_step(self.shape, self.network, batch, bindings, 64));
-        let arena = self.device.allocate("temporaries", plan.scratch_bytes()).expect("memory");
+        let step = self.planner.plan(&mut self.device, batch);
+        let (experts, hidden) = (self.planner.shape.experts, self.planner.shape.hidden);
         let (mut layers, mut router) = (vec![], vec![]);
-        for dispatch in plan.bind(arena) {
+        for dispatch in step.plan.bind(step.arena) {
             if let Some(range) = router_logits(&dispatch) {
-                router.push(self.read(range, self.shape.experts));
-                if let Some(step) = forced.experts {
-                    self.write(range, &step.router[layers.len()]);
+                router.push(self.read(range, experts));
+                if let Some(reference) = forced.experts {
+                    self.write(range, &reference.router[layers.len()]);
                 }
             }
             self.device.run(std::slice::from_ref(&dispatch), &[1]).expect("a kernel");
             if let Some(range) = layer_output(&dispatch) {
-                layers.push(self.read(range, self.shape.hidden));
-                if let Some(step) = forced.inputs {
-                    self.write(range, &step.layers[layers.len() - 1]);
+                layers.push(self.read(range, hidden));
+                if let Some(reference) = forced.inputs {
+                    self.write(range, &reference.layers[layers.len() - 1]);
                 }
             }
         }
-        self.cache.commit(moves);
-        let logits = self.read(logits.range, self.shape.vocab_size);
-        for buffer in [buffer.buffer, arena] {
-            self.device.release(buffer).expect("a buffer");
-        }
+        let logits = self.read(step.logits.range, self.planner.shape.vocab_size);
+        step.release(&mut self.device);
         Step { layers, router, logits }
     }
 
@@ -247,10 +211,11 @@ fn layers_are_the_references_where_experts_are() {
     let prompts: Vec<Vec<u32>> =
         (0..SEQUENCES).map(|_| random.tokens(TOKENS, shape.vocab_size)).collect();
     let expected = reference(&shape, &network, &prompts);
-    let on_device = upload(&mut device, &network, &shape).expect("weights that kernels take");
+    let planner = Planner::new(&mut device, shape.clone(), &network, SIZE);
+    let mut run = OnDevice { device, planner };
 
     for is_single in [true, false] {
-        let mut run = OnDevice::new(&mut device, &shape, &on_device);
+        run.planner.forget(&mut run.device);
         let mut errors = vec![[[0.0_f64; 2]; 2]; network.layers.len()];
         for ((kind, part), expected) in steps().into_iter().zip(&expected) {
             let forced = Forced { experts: Some(expected), inputs: is_single.then_some(expected) };
@@ -274,11 +239,11 @@ fn layers_are_the_references_where_experts_are() {
         assert!(worst.is_some_and(|worst| worst <= bound), "{worst:?} exceeds {bound}");
     }
 
-    let mut free = OnDevice::new(&mut device, &shape, &on_device);
+    run.planner.forget(&mut run.device);
     let (mut other_experts, mut all_experts) = (0, 0);
     let (mut logits, mut expected_logits) = (vec![], vec![]);
     for ((kind, part), expected) in steps().into_iter().zip(&expected) {
-        let actual = free.step(&batch(&shape, &prompts, kind, part), Forced::default());
+        let actual = run.step(&batch(&shape, &prompts, kind, part), Forced::default());
         for (actual, expected) in actual.router.iter().zip(&expected.router) {
             let [actual, expected] =
                 [actual, expected].map(|rows| calla_ops::route::reference(rows, shape.top_k));

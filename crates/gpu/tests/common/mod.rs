@@ -4,6 +4,7 @@
 pub mod device;
 pub mod network;
 pub mod orders;
+pub mod planned;
 pub mod sequences;
 pub mod toy;
 

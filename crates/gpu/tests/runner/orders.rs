@@ -2,14 +2,9 @@
 
 use crate::common::network::checkpoint;
 use crate::common::orders::in_random_order;
+use crate::common::planned::{Planned, Planner};
 use crate::common::{ORDERS, TestDevice};
-use calla_gpu::cache::DeviceCache;
-use calla_gpu::recorder::{Bindings, record_step};
-use calla_gpu::step_tables::{StepTables, TableBuffer, page_entries};
-use calla_gpu::{
-    BufferId, Device as _, Dispatch, Dtype, GpuParts, Place, Plan, Range, Rotations, Tensor, upload,
-};
-use calla_model::{Network, Shape};
+use calla_gpu::{Device as _, Dispatch, Place, Range, Tensor};
 use calla_ops::{Batch, CacheSize, Span, SpanKind};
 use calla_testkit::{Random, places};
 
@@ -18,17 +13,7 @@ const SEEDS: u64 = 8;
 
 struct Setup {
     device: TestDevice,
-    shape: Shape,
-    network: Network<GpuParts>,
-    rotations: Rotations,
-    cache: DeviceCache,
-}
-
-/// A step that can be run again and again.
-struct Step {
-    plan: Plan,
-    arena: BufferId,
-    logits: Tensor,
+    planner: Planner,
 }
 
 /// Everything that a step leaves behind.
@@ -42,14 +27,12 @@ impl Setup {
     fn new() -> Option<Self> {
         let mut device = crate::common::device()?;
         let (shape, network) = checkpoint(&places::demo());
-        let network = upload(&mut device, &network, &shape).expect("weights that kernels take");
-        let rotations = Rotations::upload(&mut device, &shape).expect("memory");
-        let cache = DeviceCache::new(&mut device, &shape, SIZE, SIZE.slots, false).expect("memory");
-        Some(Self { device, shape, network, rotations, cache })
+        let planner = Planner::new(&mut device, shape, &network, SIZE);
+        Some(Self { device, planner })
     }
 
     /// Rows `[from, to)` of each slot.
-    fn step(&mut self, kind: SpanKind, positions: &[[usize; 2]]) -> Step {
+    fn step(&mut self, kind: SpanKind, positions: &[[usize; 2]]) -> Planned {
         let mut random = Random::new(7);
         let mut rows = 0;
         let spans: Vec<Span> = positions
@@ -61,38 +44,17 @@ impl Setup {
             })
             .collect();
         let outputs = spans.iter().map(|span| span.rows.end - 1).collect();
-        let tokens = random.tokens(rows, self.shape.vocab_size);
-        let batch = Batch::new(tokens, spans, outputs, self.shape.vocab_size, SIZE).expect("spans");
-
-        let moves = self.cache.begin(batch.spans()).expect("spare slots");
-        let tables = StepTables::new(&batch, &moves);
-        let bytes = tables.counts().bytes(page_entries(&batch));
-        let buffer = TableBuffer::new(&mut self.device, bytes).expect("memory");
-        let written = tables.to_bytes();
-        let range =
-            Range { place: Place::Buffer(buffer.buffer), start: 0, len: written.len() as u64 };
-        self.device.write(range, &written).expect("a write");
-        let vocab = self.shape.vocab_size as u32;
-        let logits_bytes = positions.len() as u64 * u64::from(vocab) * Dtype::F32.size();
-        let logits = self.device.allocate("logits", logits_bytes).expect("memory");
-        let logits = Tensor::whole(logits, positions.len() as u32, vocab, Dtype::F32);
-        let bindings = Bindings {
-            tables: buffer.tables(tables.counts()).expect("room"),
-            rotations: self.rotations,
-            attention: self.cache.attention(),
-            delta: self.cache.delta(),
-            kept: None,
-            logits,
-        };
-        let plan = Plan::new(record_step(&self.shape, &self.network, &batch, bindings, 64));
-        let arena = self.device.allocate("arena", plan.scratch_bytes()).expect("memory");
-        self.cache.commit(moves);
-        Step { plan, arena, logits }
+        let vocab = self.planner.shape.vocab_size;
+        let tokens = random.tokens(rows, vocab);
+        let batch = Batch::new(tokens, spans, outputs, vocab, SIZE).expect("spans");
+        self.planner.plan(&mut self.device, &batch)
     }
 
     fn tensors(&self) -> Vec<Tensor> {
-        let pages = self.cache.attention().iter().flat_map(|layer| [layer.keys, layer.values]);
-        let slots = self.cache.delta().iter().flat_map(|layer| [layer.states, layer.windows]);
+        let pages =
+            self.planner.cache.attention().iter().flat_map(|layer| [layer.keys, layer.values]);
+        let slots =
+            self.planner.cache.delta().iter().flat_map(|layer| [layer.states, layer.windows]);
         pages.chain(slots).collect()
     }
 
@@ -109,7 +71,7 @@ impl Setup {
     /// Runs dispatches from a state on. Temporaries and logits are NaN before.
     fn run(
         &mut self,
-        step: &Step,
+        step: &Planned,
         state: &[Vec<u8>],
         dispatches: &[Dispatch],
         stages: &[usize],
@@ -127,7 +89,7 @@ impl Setup {
     }
 
     /// Runs a step in random orders, of its dispatches and within them. What it leaves behind.
-    fn require_any_order(&mut self, step: &Step, what: &str) -> Results {
+    fn require_any_order(&mut self, step: &Planned, what: &str) -> Results {
         let before = self.state();
         let dispatches = step.plan.bind(step.arena);
         let expected = self.run(step, &before, &dispatches, step.plan.stages());
