@@ -24,10 +24,15 @@ pub(crate) struct Report {
     only: Option<String>,
 }
 
+/// Lines of a failure that the end of a run tells again.
+const LINES_OF_A_FAILURE: usize = 40;
+
 /// A step that ended.
 struct Row {
     name: String,
     outcome: String,
+    /// What a failed step said.
+    error: Option<String>,
     wall: Duration,
     cpu: Duration,
 }
@@ -47,6 +52,7 @@ impl Report {
         let (start, cpu_before) = (Instant::now(), cpu());
         let result = run();
         let (wall, cpu) = (start.elapsed(), cpu().saturating_sub(cpu_before));
+        let mut error = None;
         let outcome = match result {
             Ok(Outcome::Passed(0)) => {
                 self.passed += 1;
@@ -60,15 +66,17 @@ impl Report {
                 self.skipped += 1;
                 format!("skipped: {reason}")
             }
-            Err(error) => {
+            Err(failure) => {
                 self.failed += 1;
-                eprintln!("{error:#}");
+                let text = format!("{failure:#}");
+                eprintln!("{text}");
+                error = Some(text);
                 "FAILED".to_owned()
             }
         };
         let (seconds, cpu_seconds) = (wall.as_secs_f64(), cpu.as_secs_f64());
         println!("--- {name}: {outcome} ({seconds:.0} s, {cpu_seconds:.0} s of processors)");
-        self.rows.push(Row { name: name.to_owned(), outcome, wall, cpu });
+        self.rows.push(Row { name: name.to_owned(), outcome, error, wall, cpu });
     }
 
     /// Counts a test that skipped itself.
@@ -76,10 +84,30 @@ impl Report {
         self.skipped += tests;
     }
 
-    /// Prints the summary; true if nothing failed and something ran.
+    /// What failed steps said, each cut to its last lines; empty if none failed.
+    fn failures(&self) -> String {
+        let mut told = String::new();
+        for row in &self.rows {
+            let Some(error) = &row.error else { continue };
+            let lines: Vec<&str> = error.lines().collect();
+            let from = lines.len().saturating_sub(LINES_OF_A_FAILURE);
+            told += &format!("\n=== failed: {}\n", row.name);
+            if from > 0 {
+                told += &format!("({from} lines before these are above)\n");
+            }
+            for line in &lines[from..] {
+                told += &format!("{line}\n");
+            }
+        }
+        told
+    }
+
+    /// Prints what failed once more, so that the end of a long log tells it, and the summary; true if nothing failed
+    /// and something ran.
     pub(crate) fn finish(self) -> bool {
+        print!("{}", self.failures());
         println!("\n=== summary\n  wall    CPU");
-        for Row { name, outcome, wall, cpu } in &self.rows {
+        for Row { name, outcome, wall, cpu, .. } in &self.rows {
             let (wall, cpu) = (wall.as_secs_f64(), cpu.as_secs_f64());
             println!("{wall:>4.0} s {cpu:>4.0} s  {name}: {outcome}");
         }
@@ -117,6 +145,26 @@ pub(crate) fn cargo() -> Command {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn failures_are_told_again_with_their_last_lines() {
+        let mut report = Report::default();
+        report.step("good", || Ok(Outcome::Passed(3)));
+        report.step("bad", || bail!("first\nsecond"));
+        let long: Vec<String> = (0..100).map(|line| format!("line {line}")).collect();
+        report.step("long", || bail!("{}", long.join("\n")));
+        let told = report.failures();
+        assert!(
+            told.starts_with("\n=== failed: bad\nfirst\nsecond\n\n=== failed: long\n"),
+            "{told}"
+        );
+        assert!(!told.contains("line 59\n"), "{told}");
+        assert!(
+            told.contains("(60 lines before these are above)\nline 60\n")
+                && told.ends_with("line 99\n")
+        );
+        assert!(!told.contains("good") && !report.finish());
+    }
 
     #[test]
     fn cpu_seconds_are_those_of_programs_that_ran() {

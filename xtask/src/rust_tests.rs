@@ -116,8 +116,8 @@ fn run_programs(
     let skipped_here: usize = tally.reasons.values().sum();
     *skipped += skipped_here;
     if !failed.is_empty() {
-        println!("{}", tally.failures.join("\n"));
-        bail!("{}; the whole output is in {}", failed.join("; "), log_path.display());
+        let failures = tally.failures.join("\n");
+        bail!("{failures}\n{}; the whole output is in {}", failed.join("; "), log_path.display());
     }
     Ok(Outcome::Passed(tally.passed.saturating_sub(skipped_here)))
 }
