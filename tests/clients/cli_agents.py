@@ -2,8 +2,8 @@
 
 Each agent runs in a folder of its own, with settings that allow nothing but reading, and without any other
 network address than the steering proxy's (see steering_proxy.py). The model is made to call the agent's tool
-for reading the file a.txt. It counts that the agent ran the tool, sent the file's text back, and ended with a
-text of the model's; what a tiny model says there does not count.
+for reading the file a.txt, and then to say one text. It counts that the agent ran the tool, sent the file's text
+back, and ended with that text.
 """
 
 import json
@@ -14,7 +14,7 @@ import subprocess
 import tempfile
 
 from harness import URL, Skipped, Suite, expect
-from steering_proxy import SteeringProxy
+from steering_proxy import ANSWER, SteeringProxy
 
 suite = Suite("cli-agents")
 MODULES = pathlib.Path(os.environ.get("CALLA_NODE_MODULES", pathlib.Path(__file__).parent / "node_modules"))
@@ -79,14 +79,14 @@ class Folder:
 
 
 def check(proxy, result, text):
-    """The agent asked, got a call, sent the file's text back, and got a text; returns a summary."""
+    """The agent asked, got a call, sent the file's text back, and got the answer; returns a summary."""
     statuses = [exchange.status for exchange in proxy.exchanges]
     expect(statuses == [200, 200], f"statuses {statuses}")
     first, second = proxy.exchanges
     expect(not first.answered and second.answered, "the second request carries no tool result")
     expect(FILE_TEXT in result, f"the tool answered {result!r}")
     expect(FILE_TEXT in json.dumps(second.body), "the tool's result was not sent back")
-    expect(text.strip(), "no final text")
+    expect(text.strip() == json.dumps(ANSWER), f"final text {text!r}")
     return f"2 requests to {first.path}, tool result {FILE_TEXT!r}, final text {text.strip()!r:.60}"
 
 

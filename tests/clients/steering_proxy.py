@@ -3,9 +3,10 @@
 The demo checkpoint would not by itself call an agent's tools with sensible arguments. So the proxy uses what
 the server offers to any client. The request that offers the wanted tool gets `tool_choice` naming it, and
 the schema of that tool is narrowed to the wanted arguments, so that the grammar admits only those. Requests
-that already carry a tool result get `tool_choice` none. All get `temperature` 0, a small limit of new
-tokens, and no thinking. Everything else passes through as it is: other fields, paths, headers, and the
-response byte for byte as it streams. Every exchange is recorded.
+that already carry a tool result get `tool_choice` none and a format that only one text fits, as a tiny model
+might also end its turn at once. All get `temperature` 0, a small limit of new tokens, and no thinking.
+Everything else passes through as it is: other fields, paths, headers, and the response byte for byte as it
+streams. Every exchange is recorded.
 """
 
 import http.client
@@ -15,6 +16,11 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import urlsplit
 
 HOP_BY_HOP = {"connection", "keep-alive", "transfer-encoding", "content-length", "host", "accept-encoding"}
+
+
+# What the model says once it has the tool's result: a string in JSON.
+ANSWER = "The number is 42."
+ANSWER_FORMAT = {"type": "json_schema", "name": "answer", "schema": {"type": "string", "enum": [ANSWER]}}
 
 
 def narrow(arguments):
@@ -37,6 +43,7 @@ def steer_chat(body, tool, arguments, tokens):
             body["tool_choice"] = {"type": "function", "function": {"name": tool}}
     if answered:
         body["tool_choice"] = "none"
+        body["response_format"] = {"type": "json_schema", "json_schema": ANSWER_FORMAT}
     body |= {"temperature": 0, "max_tokens": tokens, "chat_template_kwargs": {"enable_thinking": False}}
     return answered
 
@@ -50,6 +57,7 @@ def steer_responses(body, tool, arguments, tokens):
             body["tool_choice"] = {"type": "function", "name": tool}
     if answered:
         body["tool_choice"] = "none"
+        body["text"] = {"format": ANSWER_FORMAT}
     body |= {"temperature": 0, "max_output_tokens": tokens}
     body["reasoning"] = {**(body.get("reasoning") or {}), "effort": "none"}
     return answered
@@ -65,6 +73,7 @@ def steer_messages(body, tool, arguments, tokens):
             body["tool_choice"] = {"type": "tool", "name": tool}
     if answered:
         body["tool_choice"] = {"type": "none"}
+        body["output_config"] = {"format": ANSWER_FORMAT}
     body |= {"temperature": 0, "max_tokens": tokens, "thinking": {"type": "disabled"}}
     return answered
 
