@@ -11,8 +11,8 @@ const BAD_LOGITS: &str = "logits are not finite numbers: the checkpoint is damag
                           tensor), or the device has failed";
 
 impl Engine {
-    /// Steps that need no host, if every running sequence decodes without drafts and none of them needs the host for its
-    /// next tokens.
+    /// Steps that need no host, or one, if every running sequence decodes without drafts and none of them needs the host for
+    /// its next tokens. Also one step is faster so: its logits stay on the device.
     pub(super) fn compose_multi_step(&mut self) -> Option<(Run, InFlight)> {
         let limits = self.config.multi_step?.limits;
         if self.running.is_empty() || self.draft_depth() > 0 {
@@ -20,8 +20,7 @@ impl Engine {
         }
         let free = self.running.iter().map(|s| s.free_steps(&limits, self.config.context)).min()?;
         let steps = free.min(self.multi_step_sizer.steps(self.running.len()));
-        // One step is an ordinary one.
-        if steps < 2 {
+        if steps == 0 {
             return None;
         }
         let used = |request: &Request| request.vocab_used.min(self.config.vocab_size);

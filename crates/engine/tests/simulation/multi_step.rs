@@ -1,4 +1,5 @@
-//! Multi-step decode beside single steps: the same outputs in the same order, and no more steps than time and replies allow.
+//! Multi-step decode beside single steps: the same outputs in the same order, and no more steps than time and replies
+//! allow.
 
 use crate::toy::{Fault, LIMITS, MARKERS, STOP, Toy, VOCAB, mix, one_at_a_time};
 use calla_engine::step::{Arithmetic, Run, Step};
@@ -95,13 +96,14 @@ fn steps_take_the_time_for_which_a_token_may_wait() {
         simulated.run(&[request(1, 100)]);
         // The first token is prefill's; two steps are measured; then what is left is less than there is time for.
         let sizes = &simulated.sizes;
-        assert!(sizes[..sizes.len() - 1].iter().all(|&n| n == size), "{sizes:?}");
-        let left = 100 - 1 - 2 - sizes.iter().sum::<usize>();
-        assert!(left < 2, "{left} single steps at the end: {sizes:?}");
+        assert_eq!(sizes[..2], [1, 1], "{sizes:?}");
+        assert!(sizes[2..sizes.len() - 1].iter().all(|&n| n == size), "{sizes:?}");
+        assert!((1..=size).contains(&sizes[sizes.len() - 1]), "{sizes:?}");
+        assert_eq!(sizes.iter().sum::<usize>(), 100 - 1);
     }
     let mut slow = Simulated::new(Some(0.03), 0.02, 1);
     slow.run(&[request(1, 100)]);
-    assert_eq!(slow.sizes, [0; 0], "two steps would take too long");
+    assert_eq!(slow.sizes, [1; 99], "two steps would take too long");
 }
 
 #[test]
@@ -112,11 +114,11 @@ fn steps_end_where_replies_contexts_and_budgets_of_thinking_do() {
         simulated.sizes
     };
     // Two steps of each number of rows are measured first.
-    assert_eq!(sizes_of(&[request(1, 3 + 5)]), [5]);
-    assert_eq!(sizes_of(&[request(1, 3 + 1)]), [0; 0], "one step is an ordinary one");
+    assert_eq!(sizes_of(&[request(1, 3 + 5)]), [1, 1, 5]);
+    assert_eq!(sizes_of(&[request(1, 3 + 1)]), [1, 1, 1]);
     // The context has a token's room for each position behind the prompt, and one more is chosen from the last.
-    assert_eq!(sizes_of(&[request(1, 1000)]).iter().sum::<usize>(), CONTEXT + 1 - 21 - 3);
-    assert_eq!(sizes_of(&[request(1, 3 + 4), request(2, 3 + 12)])[0], 4);
+    assert_eq!(sizes_of(&[request(1, 1000)]).iter().sum::<usize>(), CONTEXT + 1 - 21 - 1);
+    assert_eq!(sizes_of(&[request(1, 3 + 4), request(2, 3 + 12)])[2], 4);
     let thinking =
         Thinking { end_id: 40, budget: Some(10), forced_end: vec![41, 40], separator: vec![] };
     let request = Request {
@@ -126,7 +128,7 @@ fn steps_end_where_replies_contexts_and_budgets_of_thinking_do() {
         ..request(1, 10 + 2 + 6)
     };
     // After what forces the end comes a step of several rows.
-    assert_eq!(sizes_of(&[request]), [7, 5]);
+    assert_eq!(sizes_of(&[request]), [1, 1, 7, 5]);
 }
 
 #[test]
@@ -152,7 +154,7 @@ fn whoever_needs_the_host_has_single_steps_for_all() {
         assert_eq!(simulated.sizes, [0; 0], "{held:?}");
         // Alone the other one has them.
         simulated.run(&[request(1, 30)]);
-        assert_eq!(simulated.sizes.iter().sum::<usize>(), 30 - 3);
+        assert_eq!(simulated.sizes.iter().sum::<usize>(), 30 - 1);
     }
 }
 
@@ -160,7 +162,7 @@ fn whoever_needs_the_host_has_single_steps_for_all() {
 fn a_prompt_that_comes_is_computed_next() {
     let mut simulated = Simulated::new(Some(f64::INFINITY), 0.001, 2);
     simulated.engine.submit(request(1, 200)).unwrap();
-    while simulated.sizes.len() < 2 {
+    while simulated.sizes.len() < 4 {
         simulated.step().unwrap();
     }
     simulated.engine.submit(request(2, 5)).unwrap();
