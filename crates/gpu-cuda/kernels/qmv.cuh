@@ -36,7 +36,10 @@ constexpr uint BLOCKS = ROWS == 1 && TILES * SLICE * LARGER_BITS <= 16 ? 3 : 2; 
 constexpr uint TILE_ROWS = 16;
 constexpr uint PARTS = 3, COLUMNS = PARTS * ROWS;                    // values of bf16 of an input; columns of all rows
 constexpr uint COLUMN_TILES = (COLUMNS + 7) / 8;
-constexpr uint CHUNK = ROWS == 1 ? 4 : 2;                            // groups of the input that a warp holds at a time
+#ifndef MOST_GROUPS
+#define MOST_GROUPS (ROWS == 1 ? 4 : 2)
+#endif
+constexpr uint CHUNK = MOST_GROUPS;                                  // groups of the input that a warp holds at a time
 constexpr uint EIGHTS = GROUP / 8;                                   // of a group: what a lane brings to shared memory
 constexpr uint HELD = ROWS * CHUNK * EIGHTS / 32;                    // eights of a lane
 constexpr uint CHUNK_BYTES = CHUNK * COLUMNS * EIGHTS * 16;
@@ -216,22 +219,34 @@ struct Products {
     }
 };
 
-// Multiplies. `load_weights` loads what this thread needs, before anything of the input is there if WEIGHTS_ARE_KNOWN by then.
-template <typename Load> inline Products multiply(const Input& in, uint4* shared, const Load& load_weights) {
-    const uint lane = threadIdx.x % 32, warp = threadIdx.x / 32, first_group = own_groups();
-    const uint chunk_at = shared_address(shared) + warp * CHUNK_BYTES;
-    float* const sums_of = reinterpret_cast<float*>(shared + WARPS * CHUNK_BYTES / 16);
-    float* const squares_of = sums_of + WARPS * SUMS;
-
-    start_next();
-    Weights weights;
-    if (WEIGHTS_ARE_KNOWN) load_weights(weights, first_group);
-    wait_for_previous();
-    float squares[HELD] = {};
+// What a warp makes of rows: its own part of their products.
+struct Multiplier {
+    uint chunk_at;
+    float* sums_of;
+    float* squares_of;
     Values values;
-    values.load(in, first_group, squares);
-    if (!WEIGHTS_ARE_KNOWN) load_weights(weights, first_group);
+    float squares[HELD];
 
+    inline explicit Multiplier(uint4* shared)
+        : chunk_at(shared_address(shared) + threadIdx.x / 32 * CHUNK_BYTES),
+          sums_of(reinterpret_cast<float*>(shared + WARPS * CHUNK_BYTES / 16)), squares_of(sums_of + WARPS * SUMS) {}
+
+    // Loads what comes first of `ROWS` rows from the input's first on.
+    inline void begin(const Input& in) {
+#pragma unroll
+        for (uint i = 0; i < HELD; i++) squares[i] = 0.0f;
+        values.load(in, own_groups(), squares);
+    }
+
+    // Multiplies the rows that were begun with.
+    inline void multiply(const Input& in, const Weights& weights);
+
+    // All warps' parts, once all have multiplied.
+    inline Products products() const { return {sums_of, squares_of}; }
+};
+
+inline void Multiplier::multiply(const Input& in, const Weights& weights) {
+    const uint lane = threadIdx.x % 32, warp = threadIdx.x / 32, first_group = own_groups();
     float sums[TILES][COLUMN_TILES][4] = {};
 #pragma unroll
     for (uint chunk = 0; chunk < SLICE; chunk += CHUNK) {
@@ -302,6 +317,19 @@ template <typename Load> inline Products multiply(const Input& in, uint4* shared
             if (item % (CHUNK * EIGHTS) == 0) squares_of[warp * ROWS + item / (CHUNK * EIGHTS)] = squares[i];
         }
     }
+}
+
+// Products of `ROWS` rows from the input's first on. `load_weights` loads what this thread needs, before anything of the input
+// is there if WEIGHTS_ARE_KNOWN by then.
+template <typename Load> inline Products multiply(const Input& in, uint4* shared, const Load& load_weights) {
+    start_next();
+    Weights weights;
+    if (WEIGHTS_ARE_KNOWN) load_weights(weights, own_groups());
+    wait_for_previous();
+    Multiplier multiplier(shared);
+    multiplier.begin(in);
+    if (!WEIGHTS_ARE_KNOWN) load_weights(weights, own_groups());
+    multiplier.multiply(in, weights);
     __syncthreads();
-    return {sums_of, squares_of};
+    return multiplier.products();
 }

@@ -50,7 +50,7 @@ impl Launch {
 }
 
 /// All twins.
-pub(crate) const TWINS: [&Twin; 12] = [
+pub(crate) const TWINS: [&Twin; 14] = [
     &attention_decode::ATTENTION_DECODE,
     &attention_prefill::ATTENTION_PREFILL,
     &gated_delta::GATED_DELTA_CHUNKS,
@@ -63,10 +63,14 @@ pub(crate) const TWINS: [&Twin; 12] = [
     &qmv::QMV_SWIGLU,
     &qmv::EXPERT_QMV_UP,
     &qmv::EXPERT_QMV_DOWN,
+    &qmv::EXPERT_QMV_GROUPED_UP,
+    &qmv::EXPERT_QMV_GROUPED_DOWN,
 ];
 
 /// Headers of twins.
-pub(crate) const HEADERS: [(&CStr, &str); 11] = [
+pub(crate) const HEADERS: [(&CStr, &str); 13] = [
+    (c"expert_pairs.cuh", include_str!("../kernels/expert_pairs.cuh")),
+    (c"expert_qmv_down.cuh", include_str!("../kernels/expert_qmv_down.cuh")),
     (c"gated_delta.cuh", include_str!("../kernels/gated_delta.cuh")),
     (c"layout.cuh", include_str!("../kernels/layout.cuh")),
     (c"mma.cuh", include_str!("../kernels/mma.cuh")),

@@ -3,33 +3,10 @@
 // is that many loads are under way: each lane has 16 consecutive values of several matrix rows in flight.
 #include <metal_stdlib>
 using namespace metal;
-#include "dot16.h"
-#include "math.h"
+#include "expert_qmv.h"
 #include "route.h"
-#include "shape.h"
-
-constant uint BITS [[function_constant(16)]];        // of gate, or of the experts' down
-constant uint OTHER_BITS [[function_constant(18)]];  // of up, or of the shared expert's down
-
-#define UP_SIMDGROUPS 4
-#define UP_COLUMNS 4    // outputs of a simdgroup
-#define TILE 2048       // values of x in threadgroup memory at a time
 
 struct UpParams { float eps; };
-
-// Brings x[start ..] * norm, as far as it fits, to threadgroup memory, and gives the thread's part of the sum of
-// squares of x. Value `16 lane + 4 j + c` of a span lies at `[j][lane][c]`: lanes will read neighbouring words.
-inline float stage(device const float* x, device const float* norm, uint start, threadgroup float4* tile,
-                   uint thread_index) {
-    float squares = 0.0f;
-    for (uint i = thread_index; i < TILE / 4 && start + i * 4 < HIDDEN; i += UP_SIMDGROUPS * 32) {
-        const float4 value = *reinterpret_cast<device const float4*>(x + start + i * 4);
-        const float4 scale = *reinterpret_cast<device const float4*>(norm + start + i * 4);
-        squares += dot(value, value);
-        tile[i / 128 * 128 + (i & 3) * 32 + (i / 4 & 31)] = value * scale;
-    }
-    return squares;
-}
 
 // out[row, rank] = silu(gate y) * (up y), y = norm(x[row]), by the expert of rank `rank`.
 //
@@ -110,9 +87,6 @@ kernel void expert_qmv_up(
         out[pair * EXPERT_HIDDEN + column + lane] = silu(own_gate * factor) * (own_up * factor);
     }
 }
-
-#define DOWN_SIMDGROUPS 8
-#define DOWN_COLUMNS 8  // outputs of a threadgroup
 
 // x[row] += sum over ranks of weight * (down of its expert) acts[row, rank]
 //           + sigmoid(shared_gate[row]) * shared_down shared_acts[row]

@@ -84,7 +84,7 @@ pub fn expert_qmm_down(
 }
 
 /// Experts that pairs may have chosen: their weights are read once.
-fn touched(experts: &GpuExperts, pairs: u32) -> u32 {
+pub(crate) fn touched(experts: &GpuExperts, pairs: u32) -> u32 {
     experts.count.min(pairs)
 }
 

@@ -21,6 +21,7 @@ mod entries;
 pub mod estimate;
 pub mod expert_qmm;
 pub mod expert_qmv;
+pub mod expert_qmv_grouped;
 pub mod gated_delta;
 pub mod gated_norm;
 pub mod group_rows;

@@ -1,8 +1,11 @@
-//! Experts for few rows against the reference.
+//! Experts for decoded rows against the reference: each row by itself, and the rows that an expert has together.
 
 mod common;
 
+use calla_gpu::combine::combine as combine_dispatch;
 use calla_gpu::expert_qmv::{expert_qmv_down, expert_qmv_up};
+use calla_gpu::expert_qmv_grouped::{expert_qmv_grouped_down, expert_qmv_grouped_up};
+use calla_gpu::top_k::top_k;
 use calla_gpu::{Dtype, Routing};
 use calla_model::{Experts, Matrix, Shape};
 use calla_ops::experts::{ExpertInput, combine, expert_linear};
@@ -33,7 +36,7 @@ struct Inputs {
     shared_gate: Rows,
 }
 
-/// What the two kernels give.
+/// What the kernels give.
 struct Results {
     routing: route::Routing,
     acts: Rows,
@@ -128,6 +131,53 @@ impl Layer {
         let x = self.down(device, inputs, &routing, &acts);
         Results { routing, acts, x }
     }
+
+    /// The same by experts.
+    fn run_grouped(&self, device: &mut TestDevice, inputs: &Inputs) -> Results {
+        let (rows, shape) = (inputs.x.rows(), &self.shape);
+        let routing = routed::undefined(device, rows, shape.top_k);
+        let acts = common::output(device, rows * shape.top_k, shape.expert_hidden, Dtype::F32);
+        let outputs = common::output(device, rows * shape.top_k, shape.hidden, Dtype::F32);
+        let shared_outputs = common::output(device, rows, shape.hidden, Dtype::F32);
+        let x = common::f32s(device, &inputs.x);
+        let norm = common::vector(device, &self.norm);
+        let logits = common::f32s(device, &inputs.logits);
+        let shared_acts = common::f32s(device, &inputs.shared_acts);
+        let shared_gate = common::f32s(device, &inputs.shared_gate);
+        let [gate, up, down] =
+            [&self.gate, &self.up, &self.down].map(|experts| common::experts(device, experts));
+        let shared = common::matrix(device, &self.shared_down);
+        let dispatches = [
+            top_k(shape, logits, &routing),
+            expert_qmv_grouped_up(shape, x, norm, EPS, &routing, &gate, &up, acts),
+            expert_qmv_grouped_down(
+                shape,
+                acts,
+                &routing,
+                shared_acts,
+                &down,
+                &shared,
+                outputs,
+                shared_outputs,
+            ),
+            combine_dispatch(shape, x, outputs, &routing, shared_outputs, shared_gate),
+        ];
+        common::run(device, &dispatches);
+        let routing = routed::read(device, &routing);
+        Results { routing, acts: common::rows(device, acts), x: common::rows(device, x) }
+    }
+}
+
+impl Results {
+    fn is_same(&self, other: &Self, what: &str) {
+        assert_eq!(self.routing, other.routing, "{what}");
+        for (part, actual, expected) in
+            [("acts", &self.acts, &other.acts), ("x", &self.x, &other.x)]
+        {
+            compare::identical(actual, expected)
+                .unwrap_or_else(|error| panic!("{what}: {part}: {error}"));
+        }
+    }
 }
 
 impl Inputs {
@@ -160,6 +210,7 @@ fn cases() -> Vec<(usize, Shape, Bits)> {
         (2, shape(2112, 64, 640, 3, 1), [4, 4, 4, 4]),
         (1, shape(4160, 576, 1088, 2, 2), [8, 4, 4, 4]),
         (33, shape(128, 64, 192, 70, 9), [4, 4, 4, 8]),
+        (37, shape(64, 64, 64, 4, 4), [4, 4, 4, 4]),
     ]
 }
 
@@ -174,6 +225,7 @@ fn results_are_the_references() {
         let expected = layer.reference(&inputs);
         let actual = layer.run(&mut device, &inputs);
         let case = format!("{}, {rows} rows, {bits:?}", layer.shape);
+        layer.run_grouped(&mut device, &inputs).is_same(&actual, &format!("{case}, by experts"));
         assert_eq!(actual.routing.experts, expected.routing.experts, "{case}");
         let top_k = layer.shape.top_k;
         compare::routing(&actual.routing, &inputs.logits, top_k, 0.0, tolerance::ROUTING)
@@ -208,10 +260,8 @@ fn a_row_alone_and_any_order_of_threads_give_the_same_bits() {
         };
         for order in common::ORDERS {
             device.set_order(order);
-            let again = layer.run(&mut device, &inputs);
-            assert_eq!(again.routing, all.routing);
-            same(&again.acts, &all.acts, "acts");
-            same(&again.x, &all.x, "x");
+            layer.run(&mut device, &inputs).is_same(&all, "again");
+            layer.run_grouped(&mut device, &inputs).is_same(&all, "by experts");
         }
         let (top_k, hidden) = (layer.shape.top_k, layer.shape.hidden);
         for row in 0..6 {
@@ -237,8 +287,12 @@ fn a_nan_stays_in_its_row() {
     let (routing, acts) = layer.up(&mut device, &inputs);
     assert_eq!(routing.experts[8..16], [0, 1, 2, 3, 4, 5, 6, 7]);
     let x = layer.down(&mut device, &inputs, &routing, &acts);
+    let grouped = layer.run_grouped(&mut device, &inputs);
+    assert_eq!(grouped.routing.experts, routing.experts);
+    assert!(grouped.x.row(1).iter().all(|value| value.is_nan()));
     assert!(x.row(1).iter().all(|value| value.is_nan()));
     for row in [0, 2] {
         assert_eq!(x.row(row), clean.x.row(row));
+        assert_eq!(grouped.x.row(row), clean.x.row(row));
     }
 }

@@ -114,7 +114,7 @@ fn a_good_machine_is_well_and_its_report_names_no_folder() {
     let text = report.markdown();
     assert!(text.contains("All is well."), "{text}");
     assert!(text.contains("- metal: not used: metal is no GPU"), "{text}");
-    assert!(text.contains("a GPU of .../scripts, 22 of 22 kernels right"), "{text}");
+    assert!(text.contains("a GPU of .../scripts, 23 of 23 kernels right"), "{text}");
     assert!(text.contains("; machine code: 3 embedded, 1 from the cache\n"), "{text}");
     assert!(
         text.contains("| cuda | expert_qmm | ") && text.contains("| cpu | linear | "),
@@ -135,7 +135,7 @@ fn a_bit_that_flips_is_reported_with_kernel_and_error() {
     let [problem] = &report.problems[..] else { panic!("{:?}", report.problems) };
     assert!(problem.contains("kernel qmv: 4 rows of 320, 4 bits: "), "{problem}");
     let text = report.markdown();
-    assert!(text.contains("21 of 22 kernels right"), "{text}");
+    assert!(text.contains("22 of 23 kernels right"), "{text}");
     assert!(text.contains("| cuda | qmv | - | - | **wrong**: 4 rows of 320"), "{text}");
     assert!(text.contains("### Wrong (1)"), "{text}");
 }

@@ -7,6 +7,7 @@ use crate::{quantised, routed, tolerance, values};
 use calla_gpu::combine::combine;
 use calla_gpu::expert_qmm::{expert_qmm_down, expert_qmm_up};
 use calla_gpu::expert_qmv::{expert_qmv_down, expert_qmv_up};
+use calla_gpu::expert_qmv_grouped::{expert_qmv_grouped_down, expert_qmv_grouped_up};
 use calla_gpu::group_rows::group_rows;
 use calla_gpu::top_k::top_k;
 use calla_gpu::{Dtype, Grouped};
@@ -150,7 +151,16 @@ pub(super) fn expert_qmm_case(device: On<'_>) -> Verdict {
 }
 
 pub(super) fn expert_qmv_case(device: On<'_>) -> Verdict {
-    let (rows, experts, top, hidden, inner) = (3, 20, 5, 192, 64);
+    decoded(device, 3, false)
+}
+
+pub(super) fn expert_qmv_grouped_case(device: On<'_>) -> Verdict {
+    decoded(device, 19, true)
+}
+
+/// Experts of decoded rows, each by itself or by experts.
+fn decoded(device: On<'_>, rows: usize, grouped: bool) -> Verdict {
+    let (experts, top, hidden, inner) = (20, 5, 192, 64);
     let mut random = Random::new(25);
     let shape = Shape {
         hidden,
@@ -192,9 +202,27 @@ pub(super) fn expert_qmv_case(device: On<'_>) -> Verdict {
     let shared_acts = values::f32s(device, &shared_acts);
     let shared_gate = values::f32s(device, &shared_gate);
     let out = values::f32s(device, &x);
-    let dispatches = [
-        expert_qmv_up(&shape, gpu_x, norm, EPS, gpu_logits, &gate, &up, &chosen, acts),
-        expert_qmv_down(
+    let mut dispatches = vec![];
+    if grouped {
+        let outputs = values::output(device, rows * top, hidden, Dtype::F32);
+        let shared = values::output(device, rows, hidden, Dtype::F32);
+        dispatches.push(top_k(&shape, gpu_logits, &chosen));
+        dispatches.push(expert_qmv_grouped_up(&shape, gpu_x, norm, EPS, &chosen, &gate, &up, acts));
+        dispatches.push(expert_qmv_grouped_down(
+            &shape,
+            given_acts,
+            &given,
+            shared_acts,
+            &down,
+            &shared_down,
+            outputs,
+            shared,
+        ));
+        dispatches.push(combine(&shape, out, outputs, &given, shared, shared_gate));
+    } else {
+        dispatches
+            .push(expert_qmv_up(&shape, gpu_x, norm, EPS, gpu_logits, &gate, &up, &chosen, acts));
+        dispatches.push(expert_qmv_down(
             &shape,
             given_acts,
             &given,
@@ -203,8 +231,8 @@ pub(super) fn expert_qmv_case(device: On<'_>) -> Verdict {
             &down,
             &shared_down,
             out,
-        ),
-    ];
+        ));
+    }
     values::run(device, &dispatches);
     let mut check = Check::new(tolerance::EXPERT_QMV_UP);
     check.equal("experts", &routed::read(device, &chosen).experts, &routing.experts);

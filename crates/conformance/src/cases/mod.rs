@@ -35,6 +35,7 @@ pub const CASES: &[Case] = &[
     case("expert_qmm", experts::expert_qmm_case),
     case("expert_qmv", experts::expert_qmv_case),
     case("combine", experts::combine_case),
+    case("expert_qmv_grouped", experts::expert_qmv_grouped_case),
     case("mtp_rows", moves::mtp_rows_case),
     case("argmax", tokens::argmax_case),
     case("top_candidates", tokens::top_candidates_case),

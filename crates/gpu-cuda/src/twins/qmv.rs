@@ -17,6 +17,11 @@ const TILE_ROWS: u32 = 16;
 const PARTS: u32 = 3;
 /// Words of weights that a thread may hold.
 const WORDS_MAX: u32 = 64;
+/// Rows of an expert that a block of `expert_qmv_grouped_up` takes at a time, and groups of them that a warp holds.
+const GROUPED_ROWS: u32 = 2;
+const GROUPED_CHUNK: u32 = 4;
+/// Parts of an expert's outputs that a block takes one after the other.
+const PASSES: u32 = 4;
 /// Values of a matrix row that a warp of `expert_qmv_down` takes at a time.
 const SPAN: u32 = 512;
 
@@ -51,6 +56,25 @@ pub(crate) const EXPERT_QMV_DOWN: Twin =
         (width <= SPAN && constant(dispatch, SHARED_HIDDEN)? == width).then(|| Launch::of(dispatch))
     });
 
+pub(crate) const EXPERT_QMV_GROUPED_UP: Twin =
+    twin!("expert_qmv_grouped_up.cu", ["expert_qmv_grouped_up"], |dispatch| {
+        let block = Block::new(constant(dispatch, HIDDEN)?, most_bits(dispatch)?, 2)?;
+        let columns = block.tiles * TILE_ROWS / 2;
+        let passes = constant(dispatch, EXPERT_HIDDEN)?.div_ceil(columns);
+        let grid = [passes.div_ceil(PASSES), dispatch.grid[1], 1];
+        Some(block.launch_chunks(grid, GROUPED_ROWS, GROUPED_CHUNK))
+    });
+
+pub(crate) const EXPERT_QMV_GROUPED_DOWN: Twin =
+    twin!("expert_qmv_grouped_down.cu", ["expert_qmv_grouped_down"], |dispatch| {
+        let width = constant(dispatch, EXPERT_HIDDEN)?;
+        let [tiles, experts, _] = dispatch.grid;
+        let grid = [tiles.div_ceil(PASSES), experts, 1];
+        // A thread holds a span of eight matrix rows.
+        let fits = width <= SPAN && constant(dispatch, SHARED_HIDDEN)? == width;
+        fits.then(|| Launch { grid, ..Launch::of(dispatch) })
+    });
+
 fn most_bits(dispatch: &Dispatch) -> Option<u32> {
     Some(constant(dispatch, BITS)?.max(constant(dispatch, OTHER_BITS)?))
 }
@@ -76,7 +100,11 @@ impl Block {
 
     /// With the input's columns of some groups, sums, and sums of squares of each warp in shared memory.
     fn launch(&self, grid: [u32; 3], rows: u32) -> Launch {
-        let groups = if rows == 1 { 4 } else { 2 };
+        self.launch_chunks(grid, rows, if rows == 1 { 4 } else { 2 })
+    }
+
+    /// The same where a warp holds so many `groups` of the input at a time.
+    fn launch_chunks(&self, grid: [u32; 3], rows: u32, groups: u32) -> Launch {
         let columns = PARTS * rows;
         let input = groups * columns * GROUP * 2;
         let sums = (self.tiles * TILE_ROWS * columns + rows) * 4;

@@ -5,17 +5,24 @@
 
 use super::Recorder;
 use super::tape::{Chosen, Tape, dispatches, product};
+use crate::combine::combine;
 use crate::expert_qmv::{expert_qmv_down, expert_qmv_up};
+use crate::expert_qmv_grouped::{expert_qmv_grouped_down, expert_qmv_grouped_up};
 use crate::plan::{Part, Recording};
 use crate::products::Product;
 use crate::qmv::{Input, qmv, qmv_swiglu};
 use crate::tensor::{Dtype, Tensor};
+use crate::top_k::top_k;
 use crate::weights::{GpuMatrix, GpuParts};
 use crate::{attention_decode, delta_step};
 use calla_model::Shape;
 use calla_model::network::{Attention, DeltaNet, Moe};
 use calla_ops::ops::{AttentionInputs, DeltaInputs, ExpertActivations, Routed};
 use calla_ops::{Batch, LayerOps};
+
+/// Rows from which on an expert's weights are read once for all that chose it. For fewer, that saves less than the choice
+/// before and the sum behind cost as dispatches of their own. A row's results are the same bits either way.
+const GROUPED_FROM: u32 = 9;
 
 /// Records decode rows.
 pub struct Decode<'a>(pub(super) Tape<'a>);
@@ -131,7 +138,10 @@ impl LayerOps for Decode<'_> {
         self.normed_products(*x, *norm, &products);
         let [logits, shared_gate] = products.map(|product| product.out);
         let routing = self.0.routing(x.rows);
-        // The experts' products norm the rows and choose the experts themselves.
+        // The experts' products norm the rows, and of few rows choose the experts themselves.
+        if x.rows >= GROUPED_FROM {
+            self.0.push(top_k(self.0.shape, logits, &routing));
+        }
         Routed {
             h: *x,
             routing: Chosen { norm: *norm, logits, routing, grouped: None },
@@ -152,7 +162,11 @@ impl LayerOps for Decode<'_> {
         let activations = self.0.tensor(routing.pairs(), shape.expert_hidden, Dtype::F32);
         let (gate, up) = (&weights.gate_proj, &weights.up_proj);
         let eps = shape.rms_norm_eps;
-        let dispatch = expert_qmv_up(shape, x, *norm, eps, *logits, gate, up, routing, activations);
+        let dispatch = if x.rows >= GROUPED_FROM {
+            expert_qmv_grouped_up(shape, x, *norm, eps, routing, gate, up, activations)
+        } else {
+            expert_qmv_up(shape, x, *norm, eps, *logits, gate, up, routing, activations)
+        };
         self.0.push(dispatch);
         ExpertActivations { routed: activations, shared }
     }
@@ -164,17 +178,36 @@ impl LayerOps for Decode<'_> {
         activations: &ExpertActivations<Tensor>,
         weights: &Moe<GpuParts>,
     ) {
-        let dispatch = expert_qmv_down(
-            self.0.shape,
-            activations.routed,
-            &routed.routing.routing,
-            activations.shared,
-            routed.shared_gate,
-            &weights.down_proj,
-            &weights.shared_down_proj,
-            *x,
-        );
-        self.0.push(dispatch);
+        let (shape, routing) = (self.0.shape, &routed.routing.routing);
+        let &ExpertActivations { routed: acts, shared: shared_acts } = activations;
+        let (down, shared_down) = (&weights.down_proj, &weights.shared_down_proj);
+        let gate = routed.shared_gate;
+        if x.rows >= GROUPED_FROM {
+            let out = self.0.tensor(routing.pairs(), shape.hidden, Dtype::F32);
+            let shared = self.0.tensor(x.rows, shape.hidden, Dtype::F32);
+            self.0.push(expert_qmv_grouped_down(
+                shape,
+                acts,
+                routing,
+                shared_acts,
+                down,
+                shared_down,
+                out,
+                shared,
+            ));
+            self.0.push(combine(shape, *x, out, routing, shared, gate));
+        } else {
+            self.0.push(expert_qmv_down(
+                shape,
+                acts,
+                routing,
+                shared_acts,
+                gate,
+                down,
+                shared_down,
+                *x,
+            ));
+        }
     }
 
     fn lm_head(&mut self, x: &Tensor, rows: &[usize], norm: &Tensor, weight: &GpuMatrix) -> Tensor {

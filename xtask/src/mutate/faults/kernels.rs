@@ -132,6 +132,26 @@ pub(super) const FAULTS: &[Fault] = &[
     },
     Fault {
         class: Class::Stride,
+        file: "crates/gpu/kernels/expert_qmv_grouped.metal",
+        name: "a second row of an expert is written over the first",
+        find: "out[size_t(some.pair[n]) * HIDDEN + column + lane] = own[n];",
+        replace: "out[size_t(some.pair[0]) * HIDDEN + column + lane] = own[n];",
+        check: test("expert_qmv", "results_are_the_references"),
+    },
+    Fault {
+        class: Class::Stride,
+        file: "crates/gpu/kernels/expert_qmv_grouped.metal",
+        name: "rows of an expert beyond the first few are left out",
+        find: "from = some.next;
+        if (some.count == 0) break;
+        float squares",
+        replace: "from = p.pairs;
+        if (some.count == 0) break;
+        float squares",
+        check: test("expert_qmv", "results_are_the_references"),
+    },
+    Fault {
+        class: Class::Stride,
         file: "crates/gpu/kernels/gated_norm.metal",
         name: "heads are taken to be as many as threads",
         find: "head) * 32 + lane;",
